@@ -9,10 +9,10 @@ import pytest
 
 import tvm_axe as axe
 from tvm_axe.collective import registry
-from tvm_axe.collective.timeline import Event, Timeline
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.cost import expected
 from tvm_axe.programs import PROGRAMS
+from tvm_axe.timeline import Event, Timeline
 
 
 def timeline(name: str, schedule: str, axis: str, target: str = "cuda:sm_90a", devices: int = 2) -> Timeline:

@@ -9,8 +9,8 @@ from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.collective.engine import HOST
-from tvm_axe.collective.timeline import WAITING
 from tvm_axe.lower.cost import estimate, expected, operations
+from tvm_axe.timeline import WAITING
 
 TITLE = "predicted and measured on"
 PLACES = 0.6e-4  # a time of four decimals is this near, whichever way its half was rounded

@@ -10,11 +10,11 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from tvm_axe.collective import Arrow, Event, Recording, Timeline
-from tvm_axe.collective.timeline import ARRIVAL, BESIDE, EDGE, WAITING
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.calls import Box, Call, Touch, Touches
 from tvm_axe.lower.derive import EXCHANGE, LOCAL
 from tvm_axe.lower.lowered import Lowered
+from tvm_axe.timeline import ARRIVAL, BESIDE, EDGE, WAITING
 
 _KINDS = {
     "axe.barrier": WAITING,

@@ -324,3 +324,23 @@ except TileError as refusal:
     assert "x[i - 1] is read at i=2" in str(refusal)
 else:
     raise AssertionError("the race went unseen")
+
+# %%
+# A result that is wrong is looked into where it is made: `tile.print` prints a tile, a part of one or a number, of one
+# block or under a condition, on CPUs and on GPUs. Lines go to the standard output, each with its element and block.
+
+
+@T.prim_func
+def largest(X: T.Buffer((64, 8), "float32"), Y: T.Buffer((64,), "float32")):
+    with tile.kernel(8) as b:
+        x = tile.fragment((8, 8), "float32")
+        most = tile.fragment((8,), "float32")
+        tile.copy(X[b * 8, 0], x)
+        tile.max(x, most)
+        tile.print("most", most[0:2], block=(3,))  # most[0] = 1.87535894 in block (3), and most[1]
+        tile.copy(most, Y[b * 8])
+
+
+X, most = rng.standard_normal((64, 8), dtype="float32"), np.full(64, np.nan, "float32")
+tile.compile(largest, "llvm")(X, most)
+assert (most == X.max(axis=1)).all()

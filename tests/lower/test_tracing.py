@@ -12,10 +12,10 @@ import pytest
 import tvm_axe as axe
 from tvm_axe import tracing
 from tvm_axe.collective import Timeline, Workers
-from tvm_axe.collective.timeline import ARRIVAL, EDGE, WAITING
 from tvm_axe.executable import mesh as on_mesh
 from tvm_axe.layout import Mesh
 from tvm_axe.programs.registry import PROGRAMS
+from tvm_axe.timeline import ARRIVAL, EDGE, WAITING
 
 Trace = Callable[..., tuple[Timeline, axe.Executable]]
 

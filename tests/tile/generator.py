@@ -2,11 +2,13 @@
 
 Every program can be run: tiles are written before they are read, a `parallel` doesn't race, indices stay inside. Sizes,
 tails, types, scopes and the order of operations are drawn; so is whether a loop is pipelined, and what is conditional;
-what is around operations, knobs and open sizes are `generator_control`'s.
+what is around operations, knobs and open sizes are `generator_control`'s, few bits, pages and random numbers
+`generator_words`'.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +17,7 @@ import numpy as np
 import tvm
 from formulas import Formulas
 from generator_control import add_knob, add_options, enter, open_sizes
+from generator_words import ATOMIC, WORDS
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -104,7 +107,7 @@ class Maker:
     # ---- Parts ---------------------------------------------------------------------------------------------------
 
     def type(self) -> str:
-        return self.choose(["float32", "float32", "float16", "bfloat16", "int32"])
+        return self.choose(["float32", "float32", "float16", "bfloat16", "int32", "int8"])
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
@@ -139,7 +142,8 @@ class Maker:
         kinds = [self.elementwise, self.elementwise, self.reduce, self.convert, self.ordered, self.scan]
         if not self.choose(range(3)):
             kinds = [self.load, self.gemm, self.gather, self.count, self.formula, self.permute, self.histogram]
-            self.choose([*kinds, self.random])()
+            kinds += [functools.partial(word, self) for word in WORDS]
+            self.choose(kinds)()
             return
         depth = enter(self)
         self.choose(kinds)(new=not depth and self.choose([True, False]))
@@ -167,7 +171,7 @@ class Maker:
     def store(self, name: str, shape: str, dtype: str) -> None:
         out = dtype if self.choose([True, False]) else self.type()
         extents = {"mn": (self.rows, self.columns), "m": (self.rows,), "n": (self.columns,)}[shape]
-        atomic = out in ("float32", "int32") and shape == "mn" and self.choose([None, None, "add", "max", "min"])
+        atomic = out in ATOMIC and shape == "mn" and self.choose([None, None, "add", "max", "min"])
         # Of blocks that hold the same rows or columns one stores.
         guard = {"m": "if n == 0:", "n": "if m == 0:", "mn": ""}[shape]
         if guard:
@@ -277,15 +281,6 @@ class Maker:
         self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
         self.line(f'    {dst}[i, j] = T.cast(T.floormod({text}, 61) - 20, "{dtype}")')
 
-    def random(self) -> None:
-        """Random numbers of an element's place, from a seed that is data or none."""
-        dst, dtype = self.target("mn", True)
-        seed = self.choose(["7", "-1", f"{self.counts}[m]", "T.int64(81985529216486895)", f"{self.counts}[i]"])
-        counter = self.choose([f"(m * {self.m} + i) * {self.columns} + j", "i - j", f"T.cast(j, 'int64') << {40}"])
-        draw = f'tile.random({seed}, {counter}, dtype="uint32")'
-        self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
-        self.line(f'    {dst}[i, j] = T.cast(T.floormod({draw}, T.uint32(61)), "{dtype}") - T.cast(20, "{dtype}")')
-
     def permute(self) -> None:
         """Rows stored where a tensor says, all in places of their own."""
         src = self.choose(self.written("mn"))
@@ -299,7 +294,7 @@ class Maker:
     def histogram(self) -> None:
         """Rows joined where a tensor says, several with one: atomically, by all blocks."""
         src = self.choose(self.written("mn"))
-        dtype = self.choose(["float32", "int32", self.tiles[src][1]])
+        dtype = self.choose([name for name in ("float32", "int32", self.tiles[src][1]) if name in ATOMIC])
         bins = self.choose([1, 2, 5])
         where = self.input("B", (self.m,), "int32", 0, bins)
         held = self.alloc("h", "mn", dtype, "shared")
@@ -330,7 +325,7 @@ class Maker:
 
     def gemm(self) -> None:
         """A product over a loop, pipelined or not, of operands that are loaded in it."""
-        operand = self.choose(["float32", "float16", "bfloat16", "int8"])
+        operand = self.choose(["float32", "float16", "bfloat16", "int8", "float8_e4m3fn"])
         depth, block = self.choose(self.depths), self.choose(self.blocks)
         steps = tile.cdiv(depth, block)
         ta, tb = self.choose([False, True]), self.choose([False, True])

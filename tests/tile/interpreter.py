@@ -29,12 +29,14 @@ from tvm_axe.tile.nodes import (
     Loop,
     Node,
     Parallel,
+    Print,
     Reduce,
     Scan,
     Signal,
     Sort,
     Wait,
 )
+from tvm_axe.tile.printing import kind, line
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Region, Tile
@@ -307,6 +309,19 @@ class _Block:
             sums[(slice(None),) * scan.axis + (0,)] = 0
         sums = np.flip(sums, scan.axis) if scan.reverse else sums
         self._store(scan.dst, sums.reshape(scan.dst.extents))
+
+    def _print(self, node: Print) -> None:
+        block = [self._scalar(at) for at in node.block]
+        if node.region is None:
+            self._line(node, [], self._value(node.value), block)
+            return
+        memory, there, _ = self._box(node.region)
+        for offset, value in np.ndenumerate(memory.data[there]):
+            self._line(node, [part.start + step for part, step in zip(there, offset)], value, block)
+
+    @staticmethod
+    def _line(node: Print, place: list[int], value: np.ndarray, block: list[int]) -> None:
+        print(line(node) % (*place, float(value) if kind(node) == "float64" else int(value), *block), end="")
 
     # ---- Points in no order ----------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tvm_axe.collective.recording import Called, Recording
     from tvm_axe.collective.tensor import ALL, SLAB, Coord, Inside, MeshTensor, slab_stride
     from tvm_axe.collective.tiles import MeshKernel
-    from tvm_axe.collective.timeline import Arrow, Event, Timeline
     from tvm_axe.collective.workers import Argument, BoundCall, LoadedProgram, Workers
     from tvm_axe.errors import WorkerError
+    from tvm_axe.timeline import Arrow, Event, Timeline
 
 __all__ = [
     "ALL",
@@ -46,7 +46,7 @@ _HOMES = {
     "tvm_axe.collective.recording": ["Called", "Recording"],
     "tvm_axe.collective.tensor": ["ALL", "SLAB", "Coord", "Inside", "MeshTensor", "slab_stride"],
     "tvm_axe.collective.tiles": ["MeshKernel"],
-    "tvm_axe.collective.timeline": ["Arrow", "Event", "Timeline"],
+    "tvm_axe.timeline": ["Arrow", "Event", "Timeline"],
     "tvm_axe.collective.launching": ["launch"],
     "tvm_axe.collective.workers": ["Argument", "BoundCall", "LoadedProgram", "Workers"],
     "tvm_axe.errors": ["WorkerError"],

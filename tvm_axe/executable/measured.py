@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm_axe.collective import Timeline, registry
-from tvm_axe.collective.timeline import ARRIVAL, BESIDE, WAITING
 from tvm_axe.lower.cost import expected
 from tvm_axe.lower.lowered import Lowered
+from tvm_axe.timeline import ARRIVAL, BESIDE, WAITING
 
 __all__ = ["Measured", "measured_stages", "measured_whole"]
 

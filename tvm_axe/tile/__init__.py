@@ -30,6 +30,7 @@ from tvm_axe.tile.mesh import mesh_tensor
 from tvm_axe.tile.operators import operator
 from tvm_axe.tile.order import argmax, argmin, cumsum, sort, top_k
 from tvm_axe.tile.philox import random
+from tvm_axe.tile.printing import print
 from tvm_axe.tile.reading import read
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "parallel",
     "pipelined",
     "plan",
+    "print",
     "random",
     "read",
     "require",

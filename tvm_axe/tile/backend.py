@@ -12,6 +12,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.machines import Backend, Built, find_backend
 from tvm_axe.machines.registry import Registration, described, registered
 from tvm_axe.tile.plans import Plan
+from tvm_axe.tile.profiling import Samples
 from tvm_axe.tile.program import TileProgram
 
 __all__ = ["TileBackend", "tile_backend_of", "tile_targets"]
@@ -68,6 +69,16 @@ class TileBackend(Backend):
     def slow(self, plan: Plan, built: Built) -> list[str]:
         """What of that is slower than it need be, and what would avoid it, a sentence each."""
         return []
+
+    def sampled(self, plan: Plan, blocks: int, most: int) -> tuple[tirx.PrimFunc, Samples]:
+        """The function that `emit` writes, which writes down its waits, too, in one more parameter, the last.
+
+        Raises
+        ------
+        TileError
+            Kernels of such a target don't, or this program's don't.
+        """
+        raise TileError(f"profile: {self.name} kernels don't write down when they wait; valid are targets of cuda")
 
     @abstractmethod
     def emit(self, plan: Plan, apart: int = 1) -> tirx.PrimFunc:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import tirx
 from tvm.target import Target
@@ -28,6 +29,7 @@ from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.knobs import declared
 from tvm_axe.tile.plans import Plan
+from tvm_axe.tile.profiling import Profile, Samples
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 
@@ -105,6 +107,52 @@ class TileExecutable:
         """
         bound = self._bind(arguments)
         return timed(self._built.module, self.name, self._device, bound.values, repeat, warmup)
+
+    def profile(self, *arguments: Any, blocks: int = 8, most: int = 1024, warmup: int = 1) -> Profile:
+        """Run on a GPU of NVIDIA's, and see where each role of a block waits, and how long.
+
+        The kernel is compiled once more, with clocks around its waits: loads, free slots of rings, products, other
+        warps, flags. They are read by one thread of a role, which costs a few cycles a wait.
+
+        Parameters
+        ----------
+        *arguments
+            As a call's. The program has run `warmup` times and once more afterwards.
+        blocks : int
+            How many of the blocks, the first to be launched, are looked at.
+        most : int
+            How many waits of a role in a block there is room for.
+        warmup : int
+            How many times it runs before.
+
+        Raises
+        ------
+        InputError
+            As a call; or `blocks` or `most` is less than 1, or `warmup` less than 0.
+        TileError
+            The target isn't one of CUDA's GPUs, or the program is one of a mesh.
+        """
+        if blocks < 1 or most < 1 or warmup < 0:
+            raise InputError(
+                f"profile: blocks and most are at least 1, warmup at least 0, got {blocks}, {most} and {warmup}"
+            )
+        bound = self._bind(arguments)
+        built, samples = self._sampled(blocks, most)
+        function, device = built.module[self.name], self._device
+        for _ in range(warmup + 1):
+            words = tvm.runtime.tensor(np.zeros(samples.size, "int64"), device)
+            function(*bound.values, words)
+        device.sync()
+        for step in bound.afterwards:
+            step()
+        return samples.read(self.name, words.numpy())
+
+    def _sampled(self, blocks: int, most: int) -> tuple[Built, Samples]:
+        """The program compiled so that it writes down its waits."""
+        backend = tile_backend_of(self.target)
+        func, samples = backend.sampled(self._plan, blocks, most)
+        mod = tvm.IRModule({self.name: func.with_attr("global_symbol", self.name)})
+        return backend.build(mod, self.target, cache.Cache(), self._plan.overlaps), samples
 
     def export(self, path: str | Path) -> None:
         """Write a shared library that programs without Python load and call.

@@ -51,7 +51,7 @@ kernel waits for ever where that block is not running yet. On a CPU, a device's 
 
 Blocks that add to one element, or keep the largest there, do so in no order: `tvm_axe.tile.atomics`. Order within a
 row, by `argmax`, `argmin`, `sort` and `top_k`, and sums up to each element, `cumsum`: `tvm_axe.tile.order`.
-Random numbers of counters: `tvm_axe.tile.philox`.
+Random numbers of counters: `tvm_axe.tile.philox`. What a kernel has is printed from it by `tvm_axe.tile.printing`.
 
 Numbers that are to be tried out, such as the extents of tiles, are left open by `tvm_axe.tile.knobs`. Sizes that
 callers choose are variables of the tensors' shapes; what they have in common is said by `assume`

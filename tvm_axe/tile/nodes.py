@@ -543,7 +543,45 @@ class Signal(Statement):
         return f"signal {self.flags} {'+=' if self.add else '='} {self.value}" + ("" if self.ordered else ", at once")
 
 
-Node = Copy | Fill | Gemm | Reduce | Sort | Scan | Parallel | Loop | Branch | Let | Assign | Wait | Signal
+@dataclass(frozen=True, eq=False)
+class Print(Statement):
+    """The elements of a region, or a number, are printed, each in a line with a label (`tvm_axe.tile.printing`).
+
+    Invariant: there is either a `region` or a `value`, and the other is None.
+
+    Attributes
+    ----------
+    block : tuple of Expr
+        The block's coordinates.
+    reads : tuple of Tile
+        What is printed, or what the number is loaded from.
+    """
+
+    label: str
+    region: Region | None
+    value: Any
+    block: tuple[tirx.Expr, ...]
+    reads: tuple[Tile, ...]
+    writes = ()
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return () if self.region is None else (self.region,)
+
+    @property
+    def dtype(self) -> str:
+        """The type of what is printed."""
+        return str(self.value.ty.dtype) if self.region is None else self.region.tile.dtype
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return self.block if self.value is None else (*self.block, self.value)
+
+    def __str__(self) -> str:
+        return f"print {self.value if self.region is None else self.region} as {self.label!r}"
+
+
+Node = Copy | Fill | Gemm | Reduce | Sort | Scan | Parallel | Loop | Branch | Let | Assign | Wait | Signal | Print
 
 
 def _union(nodes: tuple[Node, ...], what: str) -> tuple[Tile, ...]:

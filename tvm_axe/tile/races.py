@@ -25,6 +25,7 @@ from tvm_axe.tile.nodes import (
     Loop,
     Node,
     Parallel,
+    Print,
     Reduce,
     Scan,
     Signal,
@@ -245,6 +246,9 @@ class _Blocks:
                 if access.stores and not access.atomic and access.buffer.same_as(tile.buffer):
                     self.refuse(node, tile, around | self.of(*access.vars, *access.guard.vars))
 
+    def nothing(self, node: Print, around: frozenset[tirx.Var]) -> None:
+        """It stores nothing."""
+
     def flags(self, node: Wait | Signal, around: frozenset[tirx.Var]) -> None:
         """Refuse flags that several blocks set, each for itself, or reset, which only the first of them would see."""
         harmless = not node.reset if isinstance(node, Wait) else node.add or not node.ordered
@@ -287,6 +291,7 @@ _NODES: TypeTable[Callable[[_Blocks, Any, frozenset[tirx.Var]], None]] = TypeTab
         Let: _Blocks.let,
         Loop: _Blocks.loop,
         Parallel: _Blocks.parallel,
+        Print: _Blocks.nothing,
         Reduce: _Blocks.on_chip,
         Scan: _Blocks.on_chip,
         Sort: _Blocks.on_chip,

@@ -33,6 +33,7 @@ from tvm_axe.tile.nodes import (
     Loop,
     Node,
     Parallel,
+    Print,
     Reduce,
     Scan,
     Signal,
@@ -40,6 +41,7 @@ from tvm_axe.tile.nodes import (
     Wait,
 )
 from tvm_axe.tile.order import CUMSUM, INDICES, ORDERS, VALUES
+from tvm_axe.tile.printing import PRINT, parts
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile, constant
 from tvm_axe.tile.walking import tiles_of
@@ -58,6 +60,7 @@ class Reader:
     func: tirx.PrimFunc
     known: dict[tirx.Buffer, Tile] = field(default_factory=dict)
     tiles: list[Tile] = field(default_factory=list)
+    grid: tuple[tirx.Var, ...] = ()
 
     def program(self, settings: tuple[Setting, ...] = ()) -> TileProgram:
         params, scalars = [], []
@@ -75,6 +78,7 @@ class Reader:
         assumptions, body = assumptions_of(self.func)
         kernel = structured(plain(body))
         grid, options, stmt = self._kernel(kernel)
+        self.grid = tuple(var for var, _ in grid)
         device = kernel.annotations.get(DEVICE, None)
         check_device(device, params, scalars)
         if device is not None and any(each.var.same_as(device) for each in assumptions):
@@ -226,6 +230,21 @@ class Reader:
         dst, src = (self._box(*region) for region in regions)
         return Scan(dst, src, _axis("cumsum", src, axis), bool(reverse), bool(exclusive))
 
+    def _print(self, stmt: tirx.Evaluate) -> Node:
+        label, where, first, extents = parts(stmt)
+        if where and len(where) != len(self.grid):
+            raise TileError(f"print of {label!r}: block has {len(where)} coordinates, the grid {len(self.grid)}")
+        if not isinstance(first, ir.TensorLoad) or (self.known[first.source].scope == "local" and set(extents) <= {1}):
+            node = Print(label, None, first, self.grid, tiles_of(first, self.known))
+        else:
+            region = self._region(
+                tirx.BufferRegion(first.source, list(map(ir.Range.from_min_extent, first.indices, extents)))
+            )
+            node = Print(label, region, None, self.grid, (region.tile,))
+        if not where:
+            return node
+        return Branch(tirx.all(*(tirx.EQ(var, at) for var, at in zip(self.grid, where))), (node,), ())
+
     def _box(self, first: ir.TensorLoad, extents: tuple[int, ...]) -> Region:
         return Region(self.known[first.source], tuple(first.indices), extents)
 
@@ -325,6 +344,7 @@ _CALLS: dict[str | None, Callable[[Reader, tirx.Evaluate], Node]] = {
     WAIT: Reader._on_flags,
     SIGNAL: Reader._on_flags,
     CUMSUM: Reader._scan,
+    PRINT: Reader._print,
     **dict.fromkeys(ORDERS, Reader._order),
 }
 """And of each of our words that upstream has none of, by the name of the call."""

@@ -18,7 +18,7 @@ from tvm_axe.stream.tiled.lines import Lines
 from tvm_axe.stream.tiled.parallels import PointSteps, apart
 from tvm_axe.stream.tiled.points import Points
 from tvm_axe.stream.tiled.step import SETTLED, Arrays, Made, Step, Values
-from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Node, Parallel, Reduce, Scan, Signal, Sort, Wait
+from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Node, Parallel, Print, Reduce, Scan, Signal, Sort, Wait
 from tvm_axe.tile.regions import Region, constant
 from tvm_axe.tile.regions import Tile as TileBuffer
 from tvm_axe.tile.walking import variables_in
@@ -343,6 +343,7 @@ _MAKERS: dict[type, Callable[[Steps, Any], Step]] = {
 """What makes a step of each statement that works on regions."""
 
 _REMEDIES: dict[type, str] = {
+    Print: "streams print nothing; leave it out, or store the tile to a tensor",
     Signal: "blocks that meet in flags have no stream; let one block do what follows, in a loop",
     Wait: "blocks that meet in flags have no stream; let one block do what comes before, in a loop",
 }

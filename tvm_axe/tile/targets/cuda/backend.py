@@ -5,7 +5,7 @@ A folder beside this one says of an architecture what it is, by a `Gpu`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import tirx
@@ -13,13 +13,16 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import ALIGNED
+from tvm_axe.errors import TileError
 from tvm_axe.machines import Backend, Built, Gpu, nvcc
 from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.cubins import Resources, resources
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.mesh import in_pages
+from tvm_axe.tile.nodes import Print
 from tvm_axe.tile.plans import Plan
+from tvm_axe.tile.profiling import Samples
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.models import decide, lower
 from tvm_axe.tile.targets.cuda.plan import CudaPlan
@@ -87,6 +90,13 @@ class CudaTileBackend(CudaBackend, TileBackend):
         assert isinstance(plan, CudaPlan), plan
         return in_pages(lower(plan), self.page, apart)
 
+    def sampled(self, plan: Plan, blocks: int, most: int) -> tuple[tirx.PrimFunc, Samples]:
+        assert isinstance(plan, CudaPlan), plan
+        if plan.program.devices > 1:
+            raise TileError(f"profile: {plan.program.name} is a program of a mesh; valid are those of one device")
+        samples = Samples(plan.roles, blocks, most)
+        return lower(replace(plan, samples=samples)), samples
+
     def compiled(self, plan: Plan, built: Built) -> list[str]:
         assert isinstance(plan, CudaPlan), plan
         found = _resources_of(plan, built)
@@ -94,7 +104,9 @@ class CudaTileBackend(CudaBackend, TileBackend):
 
     def slow(self, plan: Plan, built: Built) -> list[str]:
         found = _resources_of(plan, built)
-        return [] if found is None else find_slow(found)
+        # One that prints has a stack for that, and isn't what is to be fast.
+        prints = any(isinstance(node, Print) for node in plan.program.nodes())
+        return [] if found is None or prints else find_slow(found)
 
 
 def _resources_of(plan: Plan, built: Built) -> Resources | None:

@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.plans import Plan
+from tvm_axe.tile.profiling import Samples
 from tvm_axe.tile.targets.cuda.grid import Grid
 
 
@@ -21,9 +22,17 @@ class CudaPlan(Plan):
     ----------
     grid : Grid
         The order in which blocks take the grid's points.
+    samples : Samples or None
+        Where the kernel writes down its waits; None of one that isn't profiled.
     """
 
     grid: Grid
+    samples: Samples | None = None
+
+    @property
+    @abstractmethod
+    def roles(self) -> tuple[str, ...]:
+        """Who waits in a block, by numbers that the code knows."""
 
     @property
     @abstractmethod

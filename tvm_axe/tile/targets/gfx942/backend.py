@@ -15,7 +15,7 @@ from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.checks import check_atomics
-from tvm_axe.tile.nodes import Gemm, Signal, Sort, Wait
+from tvm_axe.tile.nodes import Gemm, Print, Signal, Sort, Wait
 from tvm_axe.tile.philox import draws
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
@@ -66,6 +66,8 @@ class AmdTileBackend(TileBackend):
         for node in program.nodes():
             if isinstance(node, Wait | Signal):
                 raise TileError(f"{node}: {self.name} has no flags in global memory; valid is a kernel for each phase")
+            if isinstance(node, Print):
+                raise TileError(f"{node}: {self.name} prints nothing; copy it to a tensor")
             if isinstance(node, Gemm) and node.instruction not in (None, "fma"):
                 raise TileError(
                     f"{node}: instruction {node.instruction!r}, but products of {self.name} are multiply-adds; leave "

@@ -23,6 +23,7 @@ from tvm_axe.tile.nodes import (
     Loop,
     Node,
     Parallel,
+    Print,
     Reduce,
     Scan,
     Signal,
@@ -37,6 +38,8 @@ from tvm_axe.tile.targets.llvm.elements import write_parallel
 from tvm_axe.tile.targets.llvm.gemm import write_gemm
 from tvm_axe.tile.targets.llvm.orders import write_scan, write_sort
 from tvm_axe.tile.targets.llvm.plan import CpuPlan
+from tvm_axe.tile.targets.llvm.prints import source as printing
+from tvm_axe.tile.targets.llvm.prints import write_print
 from tvm_axe.tile.targets.llvm.reduces import write_reduce
 from tvm_axe.tile.targets.llvm.writer import Writer
 
@@ -60,6 +63,7 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
     imported += [flags.SOURCE] if meets else []
     joins = {(kind, tile.dtype): None for node in program.nodes() for tile, kind in node.joins}
     imported += [atomics.source(kind, dtype) for kind, dtype in joins]
+    imported += printing(program)
     imported += [philox.source()] if draws(program.func) else []
     extents = [extent for _, extent in program.grid]
     with IRBuilder() as builder, T.prim_func(s_tir=True), ExitStack() as scope:
@@ -133,6 +137,7 @@ _NODES: TypeTable[Callable[[Writer, Any], None]] = TypeTable(
         Let: _let,
         Loop: _loop,
         Parallel: write_parallel,
+        Print: write_print,
         Reduce: write_reduce,
         Scan: write_scan,
         Sort: write_sort,

@@ -131,9 +131,11 @@ def by_steps(program, slots, steps, loaded):
             elif isinstance(step, Given):
                 run(step.body, {**names, step.var: value(step.value, names)})
             elif isinstance(step, Repeat):
-                start = value(step.start, names)
-                for at in range(start, start + value(step.extent, names)):
+                start, extent = value(step.start, names), value(step.extent, names)
+                for at in range(start, start + extent):
                     run(step.body, {**names, step.var: at})
+                if extent > 0:
+                    run(step.behind, names)
             elif isinstance(step, Choose):
                 run(step.then if value(step.condition, names) else step.otherwise, names)
             else:

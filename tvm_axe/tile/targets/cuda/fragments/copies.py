@@ -157,6 +157,10 @@ class Place:
         """The address of the first element."""
         return self.stored.buffer.ptr_to(self._address(0))
 
+    def value(self) -> Any:
+        """The first element, where it is inside."""
+        return self.stored.buffer[tuple(self._address(0))]
+
     def load(self, vector: int, buffer: tirx.Buffer, base: Any) -> None:
         """Load `vector` elements into ``buffer[base ...]``, zeros where they are outside."""
         if str(buffer.dtype) != self.tile.dtype:
@@ -167,7 +171,7 @@ class Place:
             return
         zero = tirx.const(0, self.tile.dtype)
         if vector == 1:
-            value = self.stored.buffer[tuple(self._address(0))]
+            value = self.value()
             if self.bounds:
                 value = tirx.if_then_else(tirx.all(*self.bounds), value, zero)
             T.buffer_store(buffer, value, [base])

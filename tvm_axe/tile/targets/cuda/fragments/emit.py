@@ -20,11 +20,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Copy, Fill, Let, Node, Parallel, Reduce, Scan, Sort
+from tvm_axe.tile.nodes import Assign, Copy, Fill, Let, Node, Parallel, Print, Reduce, Scan, Sort
 from tvm_axe.tile.targets.cuda.fragments.copies import copy, fill
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter
 from tvm_axe.tile.targets.cuda.fragments.layout import linear
 from tvm_axe.tile.targets.cuda.fragments.points import parallel
+from tvm_axe.tile.targets.cuda.fragments.prints import print_lines
 from tvm_axe.tile.targets.cuda.fragments.reductions import reduce
 from tvm_axe.tile.targets.cuda.fragments.scans import scan
 from tvm_axe.tile.targets.cuda.fragments.sorts import sort
@@ -61,6 +62,7 @@ NODES: TypeTable[Callable[[Emitter, Any], Names | None]] = TypeTable(
         Fill: fill,
         Let: _let,
         Parallel: parallel,
+        Print: print_lines,
         Reduce: reduce,
         Scan: scan,
         Sort: sort,

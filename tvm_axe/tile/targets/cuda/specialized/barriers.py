@@ -17,6 +17,7 @@ from tvm_axe import _tvm
 from tvm_axe.tile.nodes import Copy
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.instructions import tma
+from tvm_axe.tile.targets.cuda.sampling import Waits, waits_of
 from tvm_axe.tile.targets.cuda.specialized.memory import ALIGNMENT
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.staging import Staging
@@ -75,6 +76,10 @@ class BlockContext:
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         T.evaluate(T.cuda.cta_sync())
         plan.await_previous()
+
+    def waits(self, role: Any, *conditions: Any) -> Waits:
+        """What a role, by its number among the plan's, writes its waits by, in the thread of which conditions hold."""
+        return waits_of(self.plan.samples, self.block, role, *conditions)
 
     def _stage(self, pool: Any, copy: Copy, staging: Staging) -> Any:
         rows = copy.src.tile.shape[0] // self.plan.warpgroups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ class Consumer:
             if isinstance(step, Release):
                 lags[step.buffer] = max(lags[step.buffer], step.lag)
         self.cursors = {buffer: Cursor(slots, 0, lags[buffer]) for buffer, slots in plan.memory.buffers.items()}
+        self.waits = context.waits(context.group, context.warp == 0, context.lane == 0)
         self.registers: dict[Tile, Any] = {}  # as upstream's primitives take them
         storages: dict[Tile, Registers | Memory] = {**tensors(plan.program)}
         for tile, inferred in plan.fragments.items():
@@ -113,7 +115,8 @@ class Consumer:
 
     def sync(self) -> None:
         """A barrier among the consumers."""
-        T.evaluate(T.ptx["bar.sync"](T.uint32(_CONSUMERS), T.uint32(self.plan.threads)))
+        with self.waits.around("the other consumers"):
+            T.evaluate(T.ptx["bar.sync"](T.uint32(_CONSUMERS), T.uint32(self.plan.threads)))
 
     def begin(self) -> None:
         if self.plan.schedule.takes_turns:
@@ -139,10 +142,12 @@ class Consumer:
             values = values | (_STEPS.of(step)(self, step, values) or {})
 
     def acquire(self, step: Acquire, values: Values) -> None:
-        self.cursors[step.buffer].take(self.context.full[step.buffer])
+        with self.waits.around(f"{step.buffer.name} to be loaded"):
+            self.cursors[step.buffer].take(self.context.full[step.buffer])
 
     def wait(self, step: Await, values: Values) -> None:
-        T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(step.pending))
+        with self.waits.around("products"):
+            T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(step.pending))
 
     def synchronize(self, step: Sync, values: Values) -> None:
         if step.proxy:
@@ -159,9 +164,11 @@ class Consumer:
 
     def repeat(self, step: Repeat, values: Values) -> None:
         start, extent = (self.expression(value, values) for value in (step.start, step.extent))
-        with T.serial(start, start + extent) as var:
-            self.analyzer.bind(var, ir.Range.from_min_extent(start, extent))
-            self.steps(step.body, values | {step.var: var})
+        with when(extent > 0 if step.behind else None):
+            with T.serial(start, start + extent) as var:
+                self.analyzer.bind(var, ir.Range.from_min_extent(start, extent))
+                self.steps(step.body, values | {step.var: var})
+            self.steps(step.behind, values)
 
     def choose(self, step: Choose, values: Values) -> None:
         condition = self.expression(step.condition, values)
@@ -201,7 +208,8 @@ class Consumer:
         group, count = self.context.group, self.plan.warpgroups
         whose = group if begins else (group + 1) % count
         operation = T.ptx["bar.sync" if begins else "bar.arrive"]
-        T.evaluate(operation(T.cast(whose + _TURNS, "uint32"), T.uint32(2 * wgmma.WARPGROUP)))
+        with self.waits.around("its turn") if begins else contextlib.nullcontext():
+            T.evaluate(operation(T.cast(whose + _TURNS, "uint32"), T.uint32(2 * wgmma.WARPGROUP)))
 
     def issue(self, step: Issue, values: Values) -> None:
         gemm = step.gemm
@@ -250,7 +258,8 @@ class Consumer:
         source, cast, staged = self.registers[tile], self.staged[copy], context.staged[copy]
         rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
         if self.plan.has_storing_warp:
-            self.stagings[self.plan.memory.places[copy]].take(context.staged_empty[copy])
+            with self.waits.around(f"{copy.src} to be stored"):
+                self.stagings[self.plan.memory.places[copy]].take(context.staged_empty[copy])
             primitives.wg.cast(cast, source[:, 0:columns])
             primitives.wg.copy(staged[group, 0], cast)
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
@@ -260,7 +269,8 @@ class Consumer:
             return
         with T.unroll(staging.pieces) as piece:
             slot, first = piece % staging.slots, piece * columns
-            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(staging.slots - 1))
+            with self.waits.around(f"{copy.src} to be stored"):
+                T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(staging.slots - 1))
             self.warpgroup_sync()
             primitives.wg.cast(cast, source[:, first : first + columns])
             primitives.wg.copy(staged[group, slot], cast)

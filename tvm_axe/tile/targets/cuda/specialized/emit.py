@@ -16,6 +16,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
+from tvm_axe.tile.targets.cuda import sampling
 from tvm_axe.tile.targets.cuda.residency import MIN_BLOCKS
 from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Values, when
 from tvm_axe.tile.targets.cuda.specialized.consumer import Consumer
@@ -26,16 +27,17 @@ from tvm_axe.tile.targets.cuda.specialized.storer import Storer
 
 def lower(plan: SpecializedPlan) -> tirx.PrimFunc:
     """The function that upstream's ``tirx`` pipeline compiles."""
-    with _tvm.builder() as made:
+    with _tvm.builder() as builder:
         with _tvm.function_frame():
             T.func_name(plan.program.name)
             T.device_entry()
             # Without a number of blocks the assembler ignores setmaxnreg.
             with T.attr({MIN_BLOCKS: plan.residency.blocks}):
                 _emit(BlockContext(plan))
-        body = made.get().body
+        body = builder.get().body
     func = plan.program.func
-    return tirx.PrimFunc(func.params, body, func.ret_type).with_attrs({"global_symbol": plan.program.name})
+    made = tirx.PrimFunc(sampling.parameters(func, plan.samples), body, func.ret_type)
+    return made.with_attrs({"global_symbol": plan.program.name})
 
 
 def _emit(context: BlockContext) -> None:
@@ -47,12 +49,15 @@ def _emit(context: BlockContext) -> None:
             if registers:
                 T.evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(registers[0]))
             with when(context.warp == 0), when(T.cuda.elect_sync()):
-                _over_tiles(context, Producer(context).tile)
+                producer = Producer(context)
+                _over_tiles(context, producer.tile)
+                producer.waits.end()
             if plan.has_storing_warp:
                 with when(context.warp == 1), when(T.cuda.elect_sync()):
                     storer = Storer(context)
                     _over_tiles(context, storer.tile)
                     storer.end()
+                    storer.waits.end()
         with T.Else():
             if registers:
                 T.evaluate(T.ptx.setmaxnreg.inc.sync.aligned.u32(registers[1]))
@@ -60,6 +65,7 @@ def _emit(context: BlockContext) -> None:
             consumer.begin()
             _over_tiles(context, consumer.tile)
             consumer.end()
+            consumer.waits.end()
 
 
 def _over_tiles(context: BlockContext, tile: Callable[[Values], None]) -> None:

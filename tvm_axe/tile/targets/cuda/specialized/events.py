@@ -276,9 +276,12 @@ class _Consumer:
         conditions = self.roles.conditions
         loop = conditions.loops[step.var]
         first = conditions.behind(step.start, loop.start, step)
-        for at in range(self.way(loop) + conditions.behind(step.extent, loop.extent, step)):
+        count = self.way(loop) + conditions.behind(step.extent, loop.extent, step)
+        for at in range(count):
             self.around[loop] = first + at
             self.run(step.body)
+        if count > 0:
+            self.run(step.behind)
 
     def choose(self, step: Choose) -> None:
         branch = self.roles.conditions.branches[step.condition]

@@ -22,6 +22,7 @@ from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
 from tvm_axe.tile.targets.cuda.residency import MOST_REGISTERS, STEP, Residency, blocks_per_processor, decide_residency
 from tvm_axe.tile.targets.cuda.specialized import ordering, staging
+from tvm_axe.tile.targets.cuda.specialized.events import PRODUCER, STORER
 from tvm_axe.tile.targets.cuda.specialized.memory import SpecializedMemory, decide_memory
 from tvm_axe.tile.targets.cuda.specialized.obstacles import same_layout
 from tvm_axe.tile.targets.cuda.specialized.pressure import uses_of_steps
@@ -71,6 +72,11 @@ class SpecializedPlan(CudaPlan):
     memory: SpecializedMemory
     schedule: Schedule
     residency: Residency
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        storer = (STORER,) if self.has_storing_warp else ()
+        return (*(f"consumer {group}" for group in range(self.warpgroups)), PRODUCER, *storer)
 
     @property
     def block_threads(self) -> int:

@@ -25,6 +25,7 @@ class Producer(OneThread):
         # Slots are empty to begin with: a wait for the phase before the first passes.
         self.cursors = {buffer: Cursor(slots, 1) for buffer, slots in buffers.items()}
         super().__init__(context, _NODES)
+        self.waits = context.waits(context.plan.warpgroups)
         self.owner = {copy: buffer for buffer in buffers for copy in buffer.copies + buffer.others}
         self.opens = {copies[0] for buffer in buffers for copies in (buffer.copies, buffer.others) if copies}
         gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
@@ -36,8 +37,9 @@ class Producer(OneThread):
 
     def wait(self, node: Wait, values: Values) -> None:
         """Emit the wait for each of the flags, and what orders the loads behind it."""
-        for index in flags.each(node.flags, values):
-            flags.wait(node, index, substitute_in(node.value, values))
+        with self.waits.around(str(node)):
+            for index in flags.each(node.flags, values):
+                flags.wait(node, index, substitute_in(node.value, values))
         flags.order_copies()
 
     def load(self, copy: Copy, values: Values) -> None:
@@ -45,7 +47,8 @@ class Producer(OneThread):
         buffer = self.owner[copy]
         cursor, full = self.cursors[buffer], self.context.full[buffer]
         if copy in self.opens:
-            cursor.take(self.context.empty[buffer])
+            with self.waits.around(f"a free slot of {buffer.name}"):
+                cursor.take(self.context.empty[buffer])
             full.expect(cursor.slot, buffer.bytes)
         tile, start = copy.dst.tile, tuple(substitute_in(start, values) for start in copy.src.start)
         source = Region(copy.src.tile, start, copy.src.extents)

@@ -4,7 +4,8 @@
 than another product into it), one that overwrites what it reads, and the release of the slots that it reads. A loop
 that ends with products in flight carries them into its next iteration, where the slots are released a product later;
 but not past a branch over accumulators, where the assembler can't tell any more which are in flight, and lets each
-product end before the next begins (ptxas, C7514; docs/decisions/0073).
+product end before the next begins (ptxas, C7514; docs/decisions/0073); and not past the end of a loop that may have no
+iteration, for the same reason (C7515; docs/decisions/0078).
 
 Two rewrites make more of that. An accumulator that is cleared right before its first product isn't cleared: that
 product sets it. And a pipelined loop that ends in a product whose left operand is in registers defers it: the next
@@ -31,6 +32,7 @@ from tvm_axe.tile.nodes import (
     Loop,
     Node,
     Parallel,
+    Print,
     Reduce,
     Scan,
     Signal,
@@ -40,6 +42,7 @@ from tvm_axe.tile.nodes import (
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer, Order
+from tvm_axe.tile.targets.cuda.specialized.firsts import after_first, first_product
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
@@ -224,7 +227,7 @@ class _Scheduler:
             if buffer.last is node:
                 self.release(buffer, node)
 
-    def do(self, node: Copy | Fill | Parallel | Reduce | Scan | Sort | Assign) -> None:
+    def do(self, node: Copy | Fill | Parallel | Print | Reduce | Scan | Sort | Assign) -> None:
         self.settle_for(node)
         self.synchronize_for(node)
         self.steps.append(Do(node))
@@ -299,12 +302,18 @@ class _Scheduler:
         if any(child not in self.loads for child in node.body):
             deferral = self.deferral(node)
             if deferral is None:
-                self.repeat(node.var, node.start, node.extent, node.body)
+                self.repeat(node.var, node.start, node.extent, node.body, ends=True)
             else:
                 self.defer(node, deferral)
 
-    def repeat(self, var: tirx.Var, start: tirx.Expr, extent: tirx.Expr, nodes: tuple[Node, ...]) -> None:
-        """A loop, with products in flight over its end if its body leaves any."""
+    def repeat(
+        self, var: tirx.Var, start: tirx.Expr, extent: tirx.Expr, nodes: tuple[Node, ...], ends: bool = False
+    ) -> None:
+        """A loop, with products in flight over its end if its body leaves any.
+
+        With `ends`, a loop that may have no iteration waits for its last products where it had one: behind both ways
+        the assembler can't tell what is in flight (docs/decisions/0078).
+        """
         outer, marks = self.steps, (len(self.folded), len(self.deferred), dict(self.acquired))
         self.steps = []
         self.iteration(nodes, {})
@@ -318,18 +327,22 @@ class _Scheduler:
                 _Flight(
                     flight.gemm,
                     [(buffer, self.acquired[buffer] - (before[buffer] - number)) for buffer, number in flight.held],
-                    _after_first(var, start),
+                    after_first(var, start),
                     var,
                 )
                 for flight in self.flights
             ]
             self.steps = []
             self.iteration(nodes, set(self.flights))
-        if not self.analyzer.can_prove(extent >= 1):
+        maybe = not self.analyzer.can_prove(extent >= 1)
+        steps, self.steps = self.steps, []
+        if maybe and ends:
+            self.settle(len(self.flights))
+        elif maybe:
             for flight in self.flights:
                 flight.when, flight.var = extent > 0, var
-        self.steps, steps = outer, self.steps
-        self.steps.append(Repeat(var, start, extent, tuple(steps)))
+        behind, self.steps = self.steps, outer
+        self.steps.append(Repeat(var, start, extent, tuple(steps), tuple(behind)))
 
     def may_carry(self, nodes: tuple[Node, ...]) -> bool:
         """Whether products may be in flight over the end of a loop's iteration."""
@@ -380,7 +393,7 @@ class _Scheduler:
             self.turn = (nodes[at], last)
         sets = last in self.sets  # its first time: in the loop's first iteration, or after it
         if sets:
-            self.sets[last] = _after_first(loop.var, loop.start + 1)
+            self.sets[last] = after_first(loop.var, loop.start + 1)
         rotated = (*nodes[: at + 1], last, *nodes[at + 1 : -1])
         self.late = next(buffer for buffer in self.slots if buffer.first is last), nodes[at]
         self.repeat(loop.var, loop.start + 1, loop.extent - 1, rotated)
@@ -391,26 +404,27 @@ class _Scheduler:
         self.statement(last)
 
     def folds(self, fill: Fill, following: tuple[Node, ...]) -> bool:
-        """Whether clearing an accumulator is left to its first product, which then sets it."""
+        """Whether clearing an accumulator is left to its first product, which then sets it.
+
+        Behind a branch products set it, too, and it is cleared for the other way alone: products that depend on what
+        threads did before a branch on data are serialized (ptxas, C7520).
+        """
         tile = fill.dst.tile
         if not (fill.dst.whole and isinstance(fill.value, tirx.FloatImm | tirx.IntImm) and fill.value.value == 0):
             return False
         node = next((node for node in following if tile in node.reads + node.writes), None)
-        if isinstance(node, Gemm) and tile not in (node.a.tile, node.b.tile):
-            return self.fold(fill, node, False)
-        if not isinstance(node, Loop) or not self.analyzer.can_prove(node.extent >= 1):
-            return False
-        users = [child for child in walk(node.body) if tile in child.reads + child.writes]
-        (user, *others) = users
-        if others or not isinstance(user, Gemm) or user not in node.body or tile in (user.a.tile, user.b.tile):
-            return False
-        return self.fold(fill, user, _after_first(node.var, node.start))
+        for arm in node.bodies if isinstance(node, Branch) else ():
+            self.fold(first_product(tile, arm, self.analyzer))
+        found = first_product(tile, following, self.analyzer)
+        self.fold(found)
+        if found is not None:
+            self.folded.append((fill, found[0]))
+        return found is not None
 
-    def fold(self, fill: Fill, gemm: Gemm, accumulate: tirx.Expr | bool) -> bool:
-        if gemm.accumulate:
-            self.sets[gemm] = accumulate
-        self.folded.append((fill, gemm))
-        return True
+    def fold(self, first: tuple[Gemm, tirx.Expr | bool] | None) -> None:
+        """A product sets its accumulator unless a condition holds."""
+        if first is not None and first[0].accumulate:
+            self.sets[first[0]] = first[1]
 
 
 def _others(program: TileProgram, slots: Mapping[CircularBuffer, int]) -> set[Node]:
@@ -436,14 +450,10 @@ _NODES: TypeTable[Callable[[_Scheduler, Any], None]] = TypeTable(
         Let: _Scheduler.define,
         Loop: _Scheduler.loop,
         Parallel: _Scheduler.do,
+        Print: _Scheduler.do,
         Reduce: _Scheduler.do,
         Scan: _Scheduler.do,
         Sort: _Scheduler.do,
     },
 )
 """Waits and signals are other roles' (`_others`)."""
-
-
-def _after_first(var: tirx.Var, start: int | tirx.Expr) -> tirx.Expr:
-    """Whether an iteration isn't the first of its loop."""
-    return tirx.NE(var, tirx.const(start, "int32") if isinstance(start, int) else start)

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Let, Parallel, Reduce, Scan, Sort
+from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Let, Parallel, Print, Reduce, Scan, Sort
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 
 
@@ -88,7 +88,7 @@ class PingPong:
 class Do:
     """A statement that threads do by themselves."""
 
-    node: Copy | Fill | Parallel | Reduce | Scan | Sort | Assign
+    node: Copy | Fill | Parallel | Print | Reduce | Scan | Sort | Assign
 
     def __str__(self) -> str:
         return str(self.node) if not isinstance(self.node, Assign) else f"set {self.node.tile.name}"
@@ -118,15 +118,17 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """A loop of `extent` iterations from `start` on."""
+    """A loop of `extent` iterations from `start` on, and `behind` it what is done if it has any."""
 
     var: tirx.Var
     start: tirx.Expr
     extent: tirx.Expr
     body: tuple[Step, ...]
+    behind: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
-        return _block(f"for {self.var.name} from {self.start}, {self.extent} times", self.body)
+        loop = _block(f"for {self.var.name} from {self.start}, {self.extent} times", self.body)
+        return loop + (_block(f"\nif {self.extent} > 0", self.behind) if self.behind else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +159,7 @@ _BODIES: TypeTable[Callable[[Any], tuple[tuple[Step, ...], ...]]] = TypeTable(
     {
         **dict.fromkeys((Acquire, Release, Issue, Await, Sync, PingPong, Do, Define), lambda step: ()),
         Given: lambda step: (step.body,),
-        Repeat: lambda step: (step.body,),
+        Repeat: lambda step: (step.body, step.behind),
         Choose: lambda step: (step.then, step.otherwise),
     },
 )

@@ -26,13 +26,15 @@ class Storer(OneThread):
 
     def __init__(self, context: BlockContext) -> None:
         super().__init__(context, _NODES)
+        self.waits = context.waits(context.plan.warpgroups + 1)
         self.staging = context.plan.memory.staging
         self.places = context.plan.memory.places
         self.cursors = {place: Cursor(1, 0) for place in dict.fromkeys(self.places.values())}
 
     def end(self) -> None:
         """Emit the wait for the last stores: their source is shared memory of this block."""
-        T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+        with self.waits.around("stores"):
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
 
     def owns(self, node: Node) -> bool:
         return isinstance(node, Signal) or node in self.staging
@@ -49,7 +51,8 @@ class Storer(OneThread):
         plan, staged = self.plan, self.context.staged[copy]
         rows, columns = copy.src.tile.shape[0] // plan.warpgroups, self.staging[copy].columns
         target = Region(copy.dst.tile, tuple(substitute_in(s, values) for s in copy.dst.start), copy.dst.extents)
-        self.cursors[self.places[copy]].take(self.context.staged_full[copy])
+        with self.waits.around(f"{copy.src} to be staged"):
+            self.cursors[self.places[copy]].take(self.context.staged_full[copy])
         if plan.epilogue_tile is None:
             with tma.each(plan.warpgroups) as group:
                 tma.store(staged, (group, 0), target, group * rows, 0)

@@ -7,6 +7,7 @@ iteration before is free and is filled anew.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from tvm_axe.tile.nodes import (
     Loop,
     Node,
     Parallel,
+    Print,
     Reduce,
     Scan,
     Signal,
@@ -34,6 +36,7 @@ from tvm_axe.tile.nodes import (
     Wait,
 )
 from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.targets.cuda import sampling
 from tvm_axe.tile.targets.cuda.fragments.emit import emit
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads, tensors
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
@@ -71,15 +74,16 @@ class Places:
 
 def lower(plan: UniformPlan, places: type[Places] = Places) -> tirx.PrimFunc:
     """The function that upstream's ``tirx`` pipeline compiles, with all tiles where `places` has room for them."""
-    with _tvm.builder() as made:
+    with _tvm.builder() as builder:
         with _tvm.function_frame():
             T.func_name(plan.program.name)
             T.device_entry()
             with launch_bounds(plan.residency):
                 _Block(plan, places()).emit()
-        body = made.get().body
+        body = builder.get().body
     func = plan.program.func
-    return tirx.PrimFunc(func.params, body, func.ret_type).with_attrs({"global_symbol": plan.program.name})
+    made = tirx.PrimFunc(sampling.parameters(func, plan.samples), body, func.ret_type)
+    return made.with_attrs({"global_symbol": plan.program.name})
 
 
 class _Block:
@@ -99,8 +103,10 @@ class _Block:
         self.exchange = places.shared(scratch, "uint8") if scratch else None
         places.close()
         plan.await_previous()
+        warp, lane = self.thread // 32, self.thread % 32
+        self.waits = sampling.waits_of(plan.samples, self.block, warp, lane == 0)
         self.analyzer = plan.program.analyzer()
-        self.emitter = Emitter(Threads(plan.threads, self.thread, _sync), storages, self.analyzer, self._scratch)
+        self.emitter = Emitter(Threads(plan.threads, self.thread, self._sync), storages, self.analyzer, self._scratch)
         self.hazards = Hazards({tile.buffer: tile for tile in storages}, self.memory.pipelines)
         self.touched = Touched()
 
@@ -116,12 +122,14 @@ class _Block:
         grid = self.plan.grid
         if not grid.persistent:
             self._point(self.block)
+            self.waits.end()
             return
         blocks = grid.blocks
         entry = self.hazards.settled(self.plan.program.body, self.touched)
         with T.serial(0, (grid.tiles - self.block + blocks - 1) // blocks) as turn:
             self.touched = entry
             self._point(T.bind(self.block + turn * blocks))
+        self.waits.end()
 
     def _point(self, index: Any) -> None:
         grid, values = self.plan.grid, dict[tirx.Var, Any]()
@@ -160,8 +168,15 @@ class _Block:
         self._scalars(node)
         value, *start = (emitter.expression(substitute_in(v, values)) for v in (node.value, *region.start))
         if isinstance(node, Signal) and node.ordered and self.touched != Touched():
-            _sync()
+            self._sync()
         self.touched = self.touched.behind(node)
+        with self.waits.around(str(node)) if isinstance(node, Wait) else contextlib.nullcontext():
+            self._each_flag(node, value, start)
+        if isinstance(node, Wait):
+            self._sync()
+
+    def _each_flag(self, node: Wait | Signal, value: Any, start: list[Any]) -> None:
+        region = node.flags
         for first in range(0, flags.count(region), self.plan.threads):
             number = self.thread + first
             with T.If(number < flags.count(region)), T.Then():
@@ -170,8 +185,6 @@ class _Block:
                     flags.signal(node, index, value)
                 else:
                     flags.wait(node, index, value)
-        if isinstance(node, Wait):
-            _sync()
 
     def _branch(self, node: Branch, values: Values, emitter: Emitter) -> None:
         self._scalars(node)
@@ -224,8 +237,9 @@ class _Block:
             cp_async.commit()
         with T.serial(0, extent) as turn:
             self.analyzer.bind(turn, ir.Range.from_min_extent(0, extent))
-            cp_async.wait(stages - 2)
-            _sync()
+            with self.waits.around(f"loads of loop {loop.var.name}"):
+                cp_async.wait(stages - 2)
+            self._sync()
             self.touched = Touched()
             later = T.bind(turn + (stages - 1))
             self.analyzer.bind(later, ir.Range.from_min_extent(0, extent))  # where it is used
@@ -258,12 +272,16 @@ class _Block:
             emitter = emitter.with_tile(tile, place)
         return emitter
 
+    def _sync(self) -> None:
+        with self.waits.around("the other warps"):
+            T.evaluate(T.cuda.cta_sync())
+
     # ---- Hazards ------------------------------------------------------------------------------------------------
 
     def _separate(self, reads: Iterable[Tile], writes: Iterable[Tile]) -> None:
         """A barrier, if what is to be touched needs one."""
         if self.touched.forbids(reads, writes):
-            _sync()
+            self._sync()
             self.touched = Touched()
 
     def _scalars(self, node: Node) -> None:
@@ -284,6 +302,7 @@ _NODES: TypeTable[Callable[[_Block, Any, Values, Emitter], Values | None]] = Typ
         Let: _Block._leaf,
         Loop: _Block._loop,
         Parallel: _Block._leaf,
+        Print: _Block._leaf,
         Reduce: _Block._leaf,
         Scan: _Block._leaf,
         Sort: _Block._leaf,
@@ -291,10 +310,6 @@ _NODES: TypeTable[Callable[[_Block, Any, Values, Emitter], Values | None]] = Typ
         Wait: _Block._flags,
     },
 )
-
-
-def _sync() -> None:
-    T.evaluate(T.cuda.cta_sync())
 
 
 def _surely(analyzer: Any, condition: Any) -> bool:

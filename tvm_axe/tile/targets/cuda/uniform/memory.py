@@ -12,7 +12,22 @@ import tvm_ffi
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Iter, Layout
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce, Scan, Signal, Sort, Wait
+from tvm_axe.tile.nodes import (
+    Assign,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Print,
+    Reduce,
+    Scan,
+    Signal,
+    Sort,
+    Wait,
+)
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
@@ -213,6 +228,7 @@ _ACCESSES: TypeTable[Callable[[Any, _Asked], list[Access]]] = TypeTable(
         Gemm: _by_gemm,
         Let: _uncounted,
         Parallel: _by_parallel,
+        Print: _uncounted,
         Reduce: _uncounted,
         Scan: _uncounted,
         Sort: _uncounted,

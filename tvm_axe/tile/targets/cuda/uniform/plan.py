@@ -59,6 +59,10 @@ class UniformPlan(CudaPlan):
     residency: Residency
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(f"warp {warp}" for warp in range(self.threads // _LANES))
+
+    @property
     def block_threads(self) -> int:
         return self.threads
 

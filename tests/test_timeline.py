@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_axe.collective import Arrow, Event, Timeline, timeline
-from tvm_axe.collective.timeline import ARRIVAL, EDGE, WAITING
+from tvm_axe import timeline
 from tvm_axe.errors import InputError
+from tvm_axe.timeline import ARRIVAL, EDGE, WAITING, Arrow, Event, Timeline
 
 WORKERS = ("worker 0 (tp=0)", "worker 1 (tp=1)", "worker 2 (tp=2)")
 KINDS = ("local", "all-reduce", "mesh kernel", WAITING, ARRIVAL, EDGE)

@@ -1,0 +1,129 @@
+"""Words of random programs that are of few bits, of pages, and of random numbers: `generator`'s operations on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from generator import Maker
+
+ATOMIC = ("float32", "int32", "float16", "bfloat16")
+"""The types of a program's tiles whose elements may be joined atomically."""
+
+
+def random(maker: Maker) -> None:
+    """Random numbers of an element's place, from a seed that is data or none, as words or as parts of one."""
+    dst, dtype = maker.target("mn", True)
+    seed = maker.choose(["7", "-1", f"{maker.counts}[m]", "T.int64(81985529216486895)", f"{maker.counts}[i]"])
+    counter = maker.choose([f"(m * {maker.m} + i) * {maker.columns} + j", "i - j", f"T.cast(j, 'int64') << {40}"])
+    word = f'T.floormod(tile.random({seed}, {counter}, dtype="uint32"), T.uint32(61))'
+    part = f"tile.random({seed}, {counter}) * T.float32(61)"
+    draw = maker.choose([word, f'T.cast({part}, "int32")'])
+    maker.line(f"with tile.parallel({maker.m}, {maker.n}) as (i, j):")
+    maker.line(f'    {dst}[i, j] = T.cast({draw}, "{dtype}") - T.cast(20, "{dtype}")')
+
+
+def _decoded(byte: str, column: str, bits: int, dtype: str) -> str:
+    """A field of a byte, the first the lowest, as a number of both signs."""
+    each = 8 // bits
+    field = f'T.bitwise_and(T.shift_right(T.cast({byte}, "int32"), {column} % {each} * {bits}), {2**bits - 1})'
+    return f'T.cast({field} - {2 ** (bits - 1)}, "{dtype}")'
+
+
+def _bytes(maker: Maker, rows: int, columns: int, bits: int) -> str:
+    return maker.parameter("Q", maker.rng.integers(0, 256, (rows, columns * bits // 8)).astype("uint8"))
+
+
+def packed(maker: Maker) -> None:
+    """Numbers of 1, 2 or 4 bits, several a byte, from a tile or from where they lie."""
+    bits = maker.choose([1, 2, 4])
+    held = -(-maker.n * bits // 8)
+    source = maker.parameter("Q", maker.rng.integers(0, 256, (maker.grid[0] * maker.m, held)).astype("uint8"))
+    dst, dtype = maker.target("mn", True)
+    byte = f"{source}[m * {maker.m} + i, j // {8 // bits}]"
+    if maker.choose([False, True, True]):
+        part = maker.alloc("b", f"({maker.m}, {held})", "uint8", "shared")
+        maker.line(f"tile.copy({source}[m * {maker.m}, 0], {part})")
+        byte = f"{part}[i, j // {8 // bits}]"
+    maker.line(f"with tile.parallel({maker.m}, {maker.n}) as (i, j):")
+    maker.line(f"    {dst}[i, j] = {_decoded(byte, 'j', bits, dtype)}")
+
+
+def packed_gemm(maker: Maker) -> None:
+    """A product whose left operand is decoded from bytes that are loaded ahead, with a scale a row or none."""
+    operand, bits = maker.choose(["float16", "bfloat16", "float32", "int8"]), maker.choose([2, 4, 4])
+    block = maker.choose([b for b in maker.blocks if b * bits % 8 == 0] or [8])
+    steps = maker.choose([1, 2, 3])
+    m, n, rows = maker.m, maker.n, maker.grid[0] * maker.m
+    source = _bytes(maker, rows, steps * block, bits)
+    right = maker.input("B", (steps * block, maker.columns), operand)
+    scales = maker.input("S", (rows,), operand, 1, 3) if maker.choose([False, True]) else ""
+    q = maker.alloc("b", f"({m}, {block * bits // 8})", "uint8", "shared")
+    b = maker.alloc("b", f"({block}, {n})", operand, "shared")
+    a = maker.alloc("a", f"({m}, {block})", operand, maker.choose(["fragment", "fragment", "shared"]))
+    total = "int32" if operand == "int8" else "float32"
+    c = maker.alloc("c", "mn", total, "fragment")
+    maker.tiles[c] = ("mn", total)
+    maker.line(f"tile.fill({c}, {maker.choose([0, 1])})")
+    stages = maker.choose([None, *range(1, min(steps, 3) + 1)])
+    maker.line(f"for k in tile.pipelined({steps}, stages={stages}):")
+    maker.line(f"    tile.copy({source}[m * {m}, k * {block * bits // 8}], {q})")
+    maker.line(f"    tile.copy({right}[k * {block}, n * {n}], {b})")
+    maker.line(f"    with tile.parallel({m}, {block}) as (i, j):")
+    value = _decoded(f"{q}[i, j // {8 // bits}]", "j", bits, operand)
+    maker.line(f"        {a}[i, j] = {value}{f' * {scales}[m * {m} + i]' if scales else ''}")
+    maker.line(f"    tile.gemm({a}, {b}, {c})")
+
+
+def paged_gemm(maker: Maker) -> None:
+    """A product whose right operand is several pages a step, each where a table says."""
+    operand = maker.choose(["float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"])
+    pages, rows = maker.choose([1, 2, 4]), maker.choose([1, 4, 16])
+    block, steps, held = pages * rows, maker.choose([1, 2, 3]), maker.choose([2, 5])
+    m, n, transposed = maker.m, maker.n, maker.choose([False, True])
+    table = maker.input("T", (steps, pages), "int32", 0, held)
+    left = maker.input("A", (maker.rows, steps * block), operand)
+    cache = maker.input("B", (held, rows, maker.columns), operand)
+    a = maker.alloc("a", f"({m}, {block})", operand, "shared")
+    b = maker.alloc("b", f"({block}, {n})", operand, "shared")
+    total = "int32" if operand == "int8" else "float32"
+    c = maker.alloc("c", "mn", total, "fragment")
+    maker.tiles[c] = ("mn", total)
+    maker.line(f"tile.fill({c}, 0)")
+    stages = maker.choose([None, *range(1, min(steps, 3) + 1)])
+    maker.line(f"for k in tile.pipelined({steps}, stages={stages}):")
+    if maker.choose([False, True]):
+        maker.line(f"    first{c} = {table}[k, 0]")
+        places = [f"first{c}", *(f"{table}[k, {page}]" for page in range(1, pages))]
+    else:
+        places = [f"{table}[k, {page}]" for page in range(pages)]
+    for page, at in enumerate(places):
+        part = f"{b}[{page * rows}:{page * rows + rows}, 0:{n}]"
+        maker.line(f"    tile.copy({cache}[{at}, 0:{rows}, n * {n}:n * {n} + {n}], {part})")
+    maker.line(f"    tile.copy({left}[m * {m}, k * {block}], {a})")
+    if not transposed:
+        maker.line(f"    tile.gemm({a}, {b}, {c})")
+        return
+    turned = maker.alloc("b", f"({n}, {block})", operand, "shared")
+    maker.line(f"    with tile.parallel({n}, {block}) as (i, j):")
+    maker.line(f"        {turned}[i, j] = {b}[j, i]")
+    maker.line(f"    tile.gemm({a}, {turned}, {c}, transpose_b=True)")
+
+
+def counted(maker: Maker) -> None:
+    """How many elements of the tile are at least a number that data say, by all blocks, and the largest place."""
+    src = maker.choose(maker.written("mn"))
+    dtype = maker.tiles[src][1]
+    total = maker.parameter("H", np.zeros((maker.m,), "int32"))
+    held = maker.alloc("h", "mn", dtype, "shared")
+    maker.line(f"tile.copy({src}, {held})")
+    maker.line(f"with tile.parallel({maker.m}, {maker.n}) as (i, j):")
+    maker.line(f'    if T.cast({held}[i, j], "float32") >= T.cast({maker.counts}[i], "float32"):')
+    kind, value = maker.choose([("add", "1"), ("max", "m * 3 + j"), ("min", "0 - i - j")])
+    maker.line(f"        tile.atomic_{kind}({value}, {total}[i])")
+
+
+WORDS = (random, packed, packed_gemm, paged_gemm, counted)
+"""What a program draws one of, as one of its operations."""
