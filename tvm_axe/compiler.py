@@ -19,7 +19,7 @@ from tvm.target import Target
 from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.analysis.tree import why_unschedulable
 from tvm_axe.defaults import WORK_DIR
-from tvm_axe.errors import LowerError
+from tvm_axe.errors import LowerError, TuneError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
 from tvm_axe.executable.kept import get_or_compile, name_of
@@ -266,10 +266,13 @@ def _model_on_mesh(
     values: Values | None,
     pack_weights: bool,
 ) -> MeshModelExecutable:
+    on_host = backend_of(target).on_host
     if pack_weights:
-        check_packing(model, target)
+        check_packing(model)
+        if not on_host:
+            raise TuneError("pack_weights: on a mesh weights are packed for CPUs; leave it out, or the mesh")
     shared = share()
-    if backend_of(target).on_host:
+    if on_host:
         shared = with_free_weights(shared, pack_weights)
     work = run(Work(shared.module, target, None, work_dir, values=values), DEVICE_PASSES)
     assert work.scheduled is not None

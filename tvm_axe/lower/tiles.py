@@ -26,6 +26,7 @@ from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.errors import InputError, LowerError, ScheduleError, TileError
+from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import called_by
 from tvm_axe.schedule import TILE, tile_kernel
@@ -371,25 +372,27 @@ def lowered_on(
     replaced: dict[tirx.Var, tirx.Expr] = {}
     for param, tile in zip(filter(tirx.is_buffer_var, lowered.params), program.params):
         shape = [n if isinstance(n, int) else substitute(n, extents) for n in tile.shape]
-        replaced[param] = _seen_as(tensors[tile.name], shape, found)
+        replaced[param] = _seen_as(tensors[tile.name], shape, tile.dtype, found)
     replaced |= extents
     replaced |= {param: scalars[param.name] for param in lowered.params if not tirx.is_buffer_var(param)}
     attrs = {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
     return OnBuffers([*found, substitute(lowered.body, replaced)], attrs, decided.overlaps, decided.resident)
 
 
-def _seen_as(buffer: tirx.Buffer, shape: Sequence[int | tirx.Expr], before: list[tirx.Stmt]) -> tirx.Buffer:
-    """The buffer as one of that shape; what declares it, if it has another one, is put into `before`."""
+def _seen_as(buffer: tirx.Buffer, shape: Sequence[int | tirx.Expr], dtype: str, before: list[tirx.Stmt]) -> tirx.Buffer:
+    """The buffer as one of that shape and type, of as many bytes; what declares it is put into `before`."""
     own = [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in buffer.shape]
-    alike = len(own) == len(shape) and all(map(structural_equal, own, shape))
+    is_same = str(buffer.dtype) == dtype
+    alike = is_same and len(own) == len(shape) and all(map(structural_equal, own, shape))
     known = all(isinstance(extent, int) for extent in (*own, *shape))
-    if len(buffer.strides) or not (alike or (known and prod(own) == prod(shape))):
+    fits = known and prod(own) * dtype_bits(str(buffer.dtype)) == prod(shape) * dtype_bits(dtype)
+    if len(buffer.strides) or not (alike or fits):
         raise ScheduleError(
             f"{buffer.name} has the shape {own} and the strides {list(buffer.strides)}; the kernel takes a dense "
             f"tensor, here of {tuple(shape)}"
         )
     if alike:
         return buffer
-    seen = tirx.decl_buffer(list(shape), buffer.dtype, f"{buffer.name}_{len(before)}")
+    seen = tirx.decl_buffer(list(shape), dtype, f"{buffer.name}_{len(before)}")
     before.append(tirx.DeclBuffer(seen, data=buffer.data))
     return seen

@@ -15,6 +15,7 @@ from tvm_axe.relax.attended import with_attention
 from tvm_axe.relax.convolutions import with_convolutions
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.operators_of_attention import saying_what_is_left, with_repeated_heads
+from tvm_axe.relax.quantized import with_decoding_products
 from tvm_axe.relax.simplify import simplified
 from tvm_axe.relax.widening import widened
 
@@ -55,14 +56,14 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     Raises
     ------
     TuneError
-        If weights are to be packed for a GPU, or no function of the model says which of its parameters they are.
+        If weights are to be packed, and no function of the model says which of its parameters they are.
     """
     backend = backend_of(target)
     if pack_weights:
-        check_packing(model, target)
+        check_packing(model)
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
-    model = widened(with_kernels(with_repeated_heads(model), target))
+    model = widened(with_kernels(with_repeated_heads(with_decoding_products(model, target)), target))
     if backend.on_host:
         model = with_convolutions(model)
     first = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
@@ -85,17 +86,14 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     return _with_free_weights(fused, pack_weights) if backend.on_host else fused
 
 
-def check_packing(model: IRModule, target: Target) -> None:
-    """Check that weights of a model can be packed.
+def check_packing(model: IRModule) -> None:
+    """Check that it is said which parameters of a model are weights, so that they can be packed.
 
     Raises
     ------
     TuneError
-        If the target is a GPU, or no function of the model says which of its parameters they are.
+        If no function of the model says it.
     """
-    backend = backend_of(target)
-    if not backend.on_host:
-        raise TuneError(f"pack_weights: weights are packed for a CPU, not for {backend.device}")
     if not any(_inputs(func) is not None for func in model.functions.values()):
         raise TuneError(
             "pack_weights: no function of the model has the attribute num_input, which says how many of its first "

@@ -64,7 +64,8 @@ def saying_what_is_left(model: IRModule) -> IRModule:
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function) and (found := _left(func)):
             model = model.clone()
-            model[str(variable.name_hint)] = func.with_attr(APART, found)
+            before = list((func.attrs or {}).get(APART) or ())
+            model[str(variable.name_hint)] = func.with_attr(APART, [*before, *found])
     return model
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
@@ -18,6 +19,7 @@ from tvm_axe.tile.kernels.gemm import epilogue_of
 from tvm_axe.tile.kernels.kernel import (
     ROUNDING,
     Expected,
+    Fewer,
     Kernel,
     Knobs,
     Problem,
@@ -29,18 +31,22 @@ from tvm_axe.tile.kernels.kernel import (
 from tvm_axe.tile.kernels.splitting import combine
 
 MIDDLE = 8
-"""The code that stands for zero where no tensor says which."""
+"""The code that stands for zero where neither a tensor nor the problem says which."""
+
+_FEW, _SOME = 16, 64
+"""Rows that tiles are for where it isn't known how many there are: a batch of tokens, or a part of a prompt."""
 
 TYPES = ("float16", "bfloat16")
 
 
 def w4a16_matmul(
-    m: int,
+    m: int | tirx.Var,
     n: int,
     k: int,
     group: int,
     dtype: str,
     zeros: bool = False,
+    middle: int = MIDDLE,
     *,
     splits: int,
     block_m: int,
@@ -53,7 +59,7 @@ def w4a16_matmul(
 
     A is (m, k) and C (m, n). B (n, k / 2) of uint8 has the codes, from 0 to 15: that of an even i in the low four bits.
     Each `group` codes of a row share a scale, `scales` (k / group, n) of `dtype`; with `zeros`, `points` (k / group, n)
-    of uint8 has the code that stands for zero, which is 8 otherwise.
+    of uint8 has the code that stands for zero, which is `middle` otherwise. Of `m` that isn't known sums aren't split.
 
     The product is computed transposed, V A^T: weights are decoded into registers, from where tensor cores take 64 rows,
     and A comes on the side that takes any multiple of 8. `splits` blocks share each sum, whose parts a second program
@@ -69,6 +75,7 @@ def w4a16_matmul(
     share = tile.cdiv(steps, splits)
     splits = tile.cdiv(steps, share)  # none is empty
     rows = max(1, block_k // group)
+    count = m if isinstance(m, int) else tirx.Cast("int32", m)
 
     @T.prim_func
     def w4a16_matmul(
@@ -81,7 +88,7 @@ def w4a16_matmul(
         partial: T.Buffer((splits, m, n), "float32"),
         C: T.Buffer((m, n), dtype),
     ) -> None:
-        with tile.kernel(splits, tile.cdiv(m, block_m), tile.cdiv(n, block_n)) as (z, i, j):
+        with tile.kernel(splits, tile.cdiv(count, block_m), tile.cdiv(n, block_n)) as (z, i, j):
             raw = tile.shared((block_n, block_k // 2), "uint8")
             scale = tile.shared((rows, block_n), dtype)
             a = tile.shared((block_m, block_k), dtype)
@@ -99,11 +106,11 @@ def w4a16_matmul(
                 tile.copy(A[i * block_m, l * block_k], a)
                 with tile.parallel(block_n, block_k) as (y, x):
                     own = T.meta_var(x // group if rows > 1 else 0)
-                    zero = T.meta_var(T.cast(point[own, y], "int32") if zeros else T.int32(MIDDLE))
+                    zero = T.meta_var(T.cast(point[own, y], "int32") if zeros else T.int32(middle))
                     b[y, x] = T.cast(_code(raw[y, x // 2], x) - zero, dtype) * scale[own, y]
                 tile.gemm(b, a, c, transpose_b=True)
             with tile.parallel(block_n, block_m) as (y, x):
-                if i * block_m + x < m and j * block_n + y < n:
+                if i * block_m + x < count and j * block_n + y < n:
                     if splits > 1:
                         partial[z, i * block_m + x, j * block_n + y] = c[y, x]
                     else:
@@ -143,6 +150,8 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     """As many rows of A as there are, up to 256; sums are shared where there are few tiles."""
     m, n, k, group = (problem[name] for name in ("m", "n", "k", "group"))
     machine = machine_of(target)
+    if not isinstance(m, int):
+        return {**_knobs(target, {**problem, "m": _SOME}), "splits": (1,)}
     if not isinstance(machine, Gpu):
         return {
             "splits": (1,),
@@ -165,6 +174,12 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     }
 
 
+def _fewer_rows(target: Target, problem: Problem) -> Fewer | None:
+    """On a CPU tiles of few rows, where nobody knows how many there will be; a GPU's are of some."""
+    known = isinstance(problem["m"], int) or isinstance(machine_of(target), Gpu)
+    return None if known else Fewer("m", _FEW, {"block_m": _FEW})
+
+
 def _of_groups(group: int, *numbers: int) -> tuple[int, ...]:
     """Candidates of a step along k: those that divide a group, or are some groups."""
     fits = tuple(number for number in numbers if group % number == 0 or number % group == 0)
@@ -174,10 +189,10 @@ def _of_groups(group: int, *numbers: int) -> tuple[int, ...]:
 # ---- Data and reference ------------------------------------------------------------------------------------------
 
 
-def decoded(arrays: Mapping[str, np.ndarray], group: int) -> np.ndarray:
+def decoded(arrays: Mapping[str, np.ndarray], group: int, middle: int = MIDDLE) -> np.ndarray:
     """V of B, scales and points, (n, k) in float64: codes less their zeros, times the scales, not rounded."""
     codes = np.stack([arrays["B"] & 15, arrays["B"] >> 4], axis=-1).reshape(len(arrays["B"]), -1).astype("float64")
-    zeros = arrays["points"].T.repeat(group, axis=1) if "points" in arrays else MIDDLE
+    zeros = arrays["points"].T.repeat(group, axis=1) if "points" in arrays else middle
     return (codes - zeros) * arrays["scales"].astype("float64").T.repeat(group, axis=1)
 
 
@@ -197,7 +212,7 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     """The product in float64; each weight is rounded to its type once, beside what the sum of k products rounds."""
-    a, b = arrays["A"].astype("float64"), decoded(arrays, problem["group"])
+    a, b = arrays["A"].astype("float64"), decoded(arrays, problem["group"], problem.get("middle", MIDDLE))
     epilogue, dtype = epilogue_of(problem), problem["dtype"]
     magnitude = epilogue.magnitude(np.abs(a) @ np.abs(b.T), arrays)
     slack = product_slack(dtype, dtype, problem["k"], magnitude) + ROUNDING[dtype] * magnitude
@@ -211,11 +226,13 @@ W4A16_MATMUL = Kernel(
     parameters=_knobs,
     inputs=_inputs,
     reference=_reference,
+    fewer=_fewer_rows,
     cases=(
         {"m": 1, "n": 256, "k": 1024, "group": 128, "dtype": "float16"},
         {"m": 16, "n": 160, "k": 512, "group": 64, "dtype": "bfloat16", "zeros": True},
         {"m": 200, "n": 136, "k": 256, "group": 32, "dtype": "bfloat16", "bias": True, "activation": "silu"},
         {"m": 9, "n": 100, "k": 480, "group": 96, "dtype": "float16", "zeros": True, "residual": True},
         {"m": 64, "n": 72, "k": 130, "group": 130, "dtype": "bfloat16"},
+        {"m": 5, "n": 64, "k": 256, "group": 32, "dtype": "float16", "middle": 7},
     ),
 )  # fmt: skip

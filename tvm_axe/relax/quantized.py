@@ -1,0 +1,208 @@
+"""Products with weights of four bits that a model decodes in front of them: one kernel, which decodes as it multiplies.
+
+    matmul(x, permute_dims(decode(packed, scale)))    ->    w4a16_matmul(x, packed, scales)
+
+Such a weight is found by what an element of it is (`tvm_axe.relax.codes`), whoever wrote how it is decoded: functions
+of an importer, bits that are shifted and stacked, a transpose behind or none. Codes that lie as the kernel reads them
+stay where they are, whatever the type of the words that have them; others, and scales that lie in another order, are
+packed in front of the kernel: once, where they are constants, or weights that are packed ahead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tvm import ir, relax, te, tirx
+from tvm.ir import IRModule
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import loads_in, substitute
+from tvm_axe.layout.dtypes import dtype_bits
+from tvm_axe.machines import backend_of
+from tvm_axe.relax.codes import Codes, codes_of
+from tvm_axe.relax.expressions import Elements
+from tvm_axe.relax.kernels import computed_by
+from tvm_axe.relax.operators_of_attention import APART
+from tvm_axe.relax.values import Side, Values, is_call, product, shape_of, sides_of
+from tvm_axe.tile.backend import TileBackend
+from tvm_axe.tile.kernels import compiles
+from tvm_axe.tile.kernels.dequantized import MIDDLE, TYPES
+from tvm_axe.tile.kernels.kernel import Problem
+
+__all__ = ["with_decoding_products"]
+
+_KERNEL = "w4a16_matmul"
+_INTEGERS = ("int", "uint")
+
+
+def with_decoding_products(model: IRModule, target: Target) -> IRModule:
+    """The model, whose products with weights of four bits are calls of a kernel, where the target takes these.
+
+    What isn't one functions say by the attribute `APART`.
+
+    Parameters
+    ----------
+    model : IRModule
+        The model, of Relax's operators; it isn't changed.
+    target : Target
+        Resolved.
+    """
+    backend = backend_of(target)
+    if not (isinstance(backend, TileBackend) and backend.by_default):
+        return model
+    rewriter, changed = _Rewriter(model), False
+    for variable, func in model.functions_items():
+        if not isinstance(func, relax.Function):
+            continue
+        finder = _Finder(model, func, target)
+        if not finder.found and not finder.left:
+            continue
+        changed, rewriter.found = True, finder.found
+        func = rewriter.visit_expr(func)
+        rewriter.builder_.update_func(variable, func.with_attr(APART, finder.left) if finder.left else func)
+    return relax.transform.DeadCodeElimination()(rewriter.builder_.get()) if changed else model
+
+
+class _Product(NamedTuple):
+    """A product with a weight of four bits: what it is made of, and which value each of its buffers is."""
+
+    codes: Codes
+    values: dict[tirx.Buffer, relax.Expr]
+    problem: Problem
+
+
+class _Finder:
+    """The products of a function that the kernel computes, and which aren't, and why, a text each."""
+
+    def __init__(self, model: IRModule, func: relax.Function, target: Target) -> None:
+        self._model, self._values, self._target = model, Values(func), target
+        self.found: dict[relax.Call, _Product] = {}
+        self.left: list[str] = []
+        for call in self._values.calls():
+            own = self._product(call) if is_call(call, "relax.matmul") else None
+            if isinstance(own, str):
+                self.left.append(f"{self._values.named(call).name}: weights of 4 bits are decoded in memory; {own}")
+            elif own is not None:
+                self.found[call] = own
+
+    def _product(self, call: relax.Call) -> _Product | str | None:
+        """What a product is made of; why no kernel computes it, in words; None if its weight is no packed one."""
+        data, weight = call.args
+        shape, sides = shape_of(weight), sides_of(data)
+        if shape is None or len(shape) != 2 or not sides or isinstance(self._values.of(weight), relax.Var):
+            return None
+        k, n = shape
+        elements = Elements(self._model, self._values, weight)
+        if not any(_is_packed(root, n * k) for root in elements.roots.values()):
+            return None
+        dtype = str(weight.ty.dtype)
+        if dtype not in TYPES or {str(data.ty.dtype), str(call.ty.dtype)} != {dtype}:
+            return f"the product is of {dtype}, the kernel's of {' or '.join(TYPES)}"
+        row, column = (tirx.Var(name, "int64") for name in ("row", "column"))
+        element = elements.at([column, row])
+        if element is None:
+            return "how isn't said element by element"
+        codes = codes_of(element, row, column, n, k, dtype)
+        if isinstance(codes, str):
+            return codes
+        rows = product(sides[:-1])
+        problem = {"m": rows if isinstance(rows, int) else tirx.Var("m", "int64"), "n": n, "k": k}
+        problem |= {"group": codes.group, "dtype": dtype}
+        if not isinstance(codes.zero, tirx.IntImm):
+            problem["zeros"] = True
+        elif int(codes.zero) != MIDDLE:
+            problem["middle"] = int(codes.zero)
+        if not compiles(_KERNEL, self._target, problem):
+            return f"the target has no kernel for {k} terms in groups of {codes.group}"
+        return _Product(codes, {own: root for root, own in elements.roots.items()}, problem)
+
+
+def _is_packed(root: tirx.Buffer, elements: int) -> bool:
+    """Whether a tensor has as many bits as so many codes of four."""
+    kind = str(root.dtype)
+    sizes = [int(extent) for extent in root.shape]
+    return kind.startswith(_INTEGERS) and int(product(sizes)) * dtype_bits(kind) == 4 * elements
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    def __init__(self, model: IRModule) -> None:
+        super().__init__(model)
+        self.found: dict[relax.Call, _Product] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """The call, or that of the kernel that computes it."""
+        return self._called(call, self.found[call]) if call in self.found else self.visit_expr_post_order(call)
+
+    def _called(self, call: relax.Call, own: _Product) -> relax.Expr:
+        codes, problem, emit = own.codes, own.problem, self.builder_.emit
+        dtype, sides = str(problem["dtype"]), sides_of(call) or []
+        n, groups = codes.n, codes.k // codes.group
+        tensors = [self._tensor(own, "codes", (n, codes.k // 2), "uint8", codes.words, codes.byte)]
+        parts = [("scales", codes.scale, dtype), *([("points", codes.zero, "uint8")] if "zeros" in problem else [])]
+        for name, value, kind in parts:
+            element = functools.partial(codes.of_group, value)
+            tensors.append(self._tensor(own, name, (groups, n), kind, codes.of_groups(value, kind), element))
+        rows = product(sides[:-1])
+        data = self.visit_expr(call.args[0])
+        if len(sides) != 2:
+            data = emit(relax.op.reshape(data, (rows, problem["k"])))
+        func = computed_by(_KERNEL, problem, _in_blocks(problem, tensors))
+        out = relax.TensorType((rows, problem["n"]), dtype)
+        made = relax.call_tir(self.builder_.add_func(func, _KERNEL), [data, *tensors], out)
+        return made if len(sides) == 2 else relax.op.reshape(emit(made), sides)
+
+    def _tensor(
+        self,
+        own: _Product,
+        name: str,
+        shape: tuple[int, int],
+        dtype: str,
+        source: tirx.Buffer | None,
+        element: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
+    ) -> relax.Expr:
+        """A tensor as the kernel reads it: the one that lies so already, or what packs it, element by element."""
+        if source is not None:
+            return self.visit_expr(own.values[source])
+        places = [tirx.Var(each, "int64") for each in ("i", "j")]
+        value = element(*places)
+        sources = list(dict.fromkeys(load.source for load in loads_in(value)))
+        given = {each: te.placeholder(each.shape, each.dtype, str(each.name)) for each in sources}
+        loaded = _tvm.structural_map(value, (ir.TensorLoad, lambda load: given[load.source](*load.indices)))
+        loaded = loaded if str(loaded.ty.dtype) == dtype else tirx.Cast(dtype, loaded)
+        made = te.compute(shape, lambda *at: substitute(loaded, dict(zip(places, map(_wide, at)))), name)
+        func = te.create_prim_func([*given.values(), made], "int64").without_attr("global_symbol")
+        operands = [self.visit_expr(own.values[each]) for each in sources]
+        variable = self.builder_.add_func(func, f"packed_{name}")
+        return self.builder_.emit(relax.call_tir(variable, operands, relax.TensorType(shape, dtype)))
+
+
+def _wide(index: tirx.Expr) -> tirx.Expr:
+    return tirx.Cast("int64", index)
+
+
+def _in_blocks(problem: Problem, tensors: Sequence[relax.Expr]) -> list[te.Tensor]:
+    """The product in blocks, of tensors like these: as the kernel computes it, but for the order of its sums."""
+    m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
+    a = te.placeholder((m, k), dtype, "A")
+    names = ("B", "scales", "points")
+    b, scales, *points = (te.placeholder(shape_of(own), str(own.ty.dtype), name) for own, name in zip(tensors, names))
+    lanes = dtype_bits(str(b.dtype)) // 4
+
+    def decoded(j: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
+        word = b[j, i // lanes] >> tirx.Cast(str(b.dtype), i % lanes * 4)
+        code = tirx.Cast("int32", word & tirx.const(15, str(b.dtype)))
+        zero: Side = tirx.Cast("int32", points[0][i // group, j]) if points else problem.get("middle", MIDDLE)
+        return tirx.Cast(dtype, code - zero) * scales[i // group, j]
+
+    weight, term = te.compute((n, k), decoded, "decoded"), te.reduce_axis((0, k), "i")
+
+    def added(r: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return te.sum(a[r, term].astype("float32") * weight[j, term].astype("float32"), term)
+
+    sums = te.compute((m, n), added, "sums")
+    return [a, b, scales, *points, te.compute((m, n), lambda r, j: sums[r, j].astype(dtype), "C")]
