@@ -390,9 +390,16 @@ class Engine:
 
     def _deadlock(self) -> str:
         return (
-            f"deadlock: {self._missing()} never ended, and every operator waits for another; deeper channels "
-            "(Stream.buffered) help if a full one is in the cycle:\n" + self._waiting()
+            f"deadlock: {self._missing()} never ended, and every operator waits for another; {self._remedy()}:\n"
+            + self._waiting()
         )
+
+    def _remedy(self) -> str:
+        """Return what may help: a loop's elements that found no room on their way back are the likeliest reason."""
+        for unit in self.units:
+            if unit.kind == "Loop" and not unit.done and not unit.inputs[1].room:
+                return f"loop {unit.name!r} needs a larger capacity than {unit.inputs[1].depth - 1} for its list"
+        return "deeper channels (Stream.buffered) help if a full one is in the cycle"
 
     def _missing(self) -> str:
         return ", ".join(repr(unit.name) for unit in self.sinks if not unit.done)

@@ -13,7 +13,7 @@ from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token, encode
 from tvm_axe.stream.engine import Engine
 from tvm_axe.stream.operators.base import shape_of
-from tvm_axe.stream.operators.endpoints import Input, Loop
+from tvm_axe.stream.operators.endpoints import FeedbackEdge, Input
 from tvm_axe.stream.operators.off_chip import LinearLoad, LinearStore, RandomLoad, RandomStore
 from tvm_axe.stream.program import Node, StreamProgram
 from tvm_axe.stream.types import DataType, Selector, StreamType, Tile
@@ -75,8 +75,8 @@ def feed(program: StreamProgram, inputs: dict[str, Any], engine: Engine) -> dict
             raise node.fail("it isn't given; pass nested lists of its values")
         engine.fed[name] = _tokens(node, inputs[name], engine.values, bindings)
     for node in program.nodes:
-        if isinstance(node.operator, Loop):
-            _check_values(node, node.operator.feedback.initial, engine.values)
+        if isinstance(node.operator, FeedbackEdge):
+            _check_values(node, node.operator.initial, engine.values)
         elif isinstance(node.operator, (LinearLoad, RandomLoad, LinearStore, RandomStore)):
             _take_tensor(node, node.operator, inputs.get(node.operator.tensor.name), engine, bindings)
     return bindings
