@@ -61,6 +61,7 @@ class Partition(Operator):
                 _, stop = unit.take(source)
                 ended = stop == source.rank
                 continue
+            unit.clock = max(unit.clock, source.items[0][0])
             chosen: Any = EMPTY
             while chosen is EMPTY:
                 if selected:
