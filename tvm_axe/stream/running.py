@@ -43,8 +43,16 @@ def run(
         bindings = feed(program, inputs, engine)
         meters = _connect(program, engine)
         engine.run()
-    for meter in meters:
-        meter.bind(bindings)
+        for meter in meters:
+            meter.bind(bindings)
+        report = _report(program, engine, bindings)
+        engine.release()
+    return report
+
+
+def _report(program: StreamProgram, engine: Engine, bindings: dict[sympy.Symbol, Any]) -> Report:
+    """Return what a run has come to."""
+    accelerator = engine.accelerator
     cycles = max((unit.clock for unit in engine.units), default=0) if accelerator else 0
     steps = engine.occupancy.steps() if accelerator else []
     peak = max((used for _, used in steps), default=0)

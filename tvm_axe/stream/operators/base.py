@@ -163,16 +163,22 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
     common goes with the value, and the other follows alone.
     """
     sources, (sink,) = unit.inputs, unit.outputs
-    queues, count = [(source, source.items) for source in sources], len(sources)
+    queues, count = [source.items for source in sources], len(sources)
+    waits = list(
+        zip(sources, queues)
+    )  # first the one that was waited for last: when it is there, the others mostly are
     out, credit = sink.items, sink.room
     wake, hop, last, spans = unit.wake, unit.hop, sources[0].rank, unit.spans
     clock = busy = blocked = tokens = 0
     while True:
-        heads = []
-        for source, items in queues:
-            while not items:
-                yield source
-            heads.append(items[0])
+        for wait in waits:
+            source, items = wait
+            if not items:
+                while not items:
+                    yield source
+                if wait is not waits[0]:
+                    waits = [wait, *(other for other in waits if other is not wait)]
+        heads = [items[0] for items in queues]
         times, values, stops = zip(*heads)
         clock = max(clock, *times)
         stop, even = stops[0], True
