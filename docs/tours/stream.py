@@ -11,11 +11,24 @@ import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe import tile
-from tvm_axe.stream import Accelerator, Selector, StreamProgram, StreamType, from_tile, functions, metrics, rewrites
+from tvm_axe.stream import (
+    Accelerator,
+    Scalar,
+    Selector,
+    StreamProgram,
+    StreamType,
+    Tile,
+    from_tile,
+    functions,
+    metrics,
+    rewrites,
+    symbol,
+)
 from tvm_axe.stream.draw import graph_svg, pareto_svg, timeline_svg
 from tvm_axe.stream.explore import explore, front
 from tvm_axe.stream.programs import MoE, attention, attention_inputs, lengths, moe_inputs, moe_layer, routing
 from tvm_axe.stream.programs.cached_attention import cached_tiles
+from tvm_axe.stream.programs.moe import cut_rows
 from tvm_axe.stream.programs.reference import moe_reference
 from tvm_axe.stream.programs.workloads import Heads
 
@@ -156,7 +169,35 @@ for way, run in timed.items():
 assert timed["dynamic"].cycles < 0.8 * timed["interleaved"].cycles
 
 # %%
-# 6. Tile programs are streaming programs
+# 6. Loops
+# --------
+#
+# What is done how often may depend on what comes out of it. `Stream.loop` sends elements through a body, a graph of the
+# same operators, until `Loop.close` is told of each that it is done. They go around in rounds: here each sequence has
+# so many tokens left, and a round multiplies the rows of all that go on, packed into one tile, by weights that are
+# loaded once a round. The loop ends by itself, and leaves no token behind.
+
+p = StreamProgram("generate")
+steps = p.input("steps", StreamType((5,), Scalar()))
+loop = p.load(p.tensor("x", 5, 32), (1, 32)).flatten().zip(steps).loop(capacity=5, name="generate")
+left = loop.stream.map(functions.number("left", lambda row, left: left - 1))
+row = functions.TileFunction("row", lambda row, left: row, lambda row, left: row, lambda *_: 0)
+packed = loop.stream.map(row).reshape(None).accum(functions.retile())
+weights = packed.load(p.tensor("w", 32, 32), (32, 32)).flatten(0, 2)
+rows = packed.map(functions.matmul(), weights).flat_map(cut_rows, StreamType((symbol("rows"),), Tile(1, 32))).flatten()
+done = loop.close(rows.zip(left), left.map(functions.number("goes_on", lambda left: left > 0))).output("y")
+
+x, w = (rng.standard_normal(shape, dtype="float32") / 4 for shape in [(5, 32), (32, 32)])
+report = p.run({"x": x, "w": w, "steps": [3, 1, 4, 1, 2]}, Accelerator())
+print("rounds:", report.bindings[symbol("generate_rounds")], "off-chip bytes:", metrics.off_chip_read(p))
+for at, (found, _) in zip([1, 3, 4, 0, 2], report.outputs["y"], strict=True):  # in the order in which they end
+    np.testing.assert_allclose(found[0], x[at] @ np.linalg.matrix_power(w, [3, 1, 4, 1, 2][at]), rtol=1e-3, atol=1e-4)
+assert report.read == x.nbytes + 4 * w.nbytes
+PICTURES["loop"] = graph_svg(p)
+print()
+
+# %%
+# 7. Tile programs are streaming programs
 # ---------------------------------------
 #
 # A kernel that is written tile by tile, for GPUs and CPUs (`docs/tours/tile.py`), is a streaming program as well. Its

@@ -35,6 +35,16 @@ def test_run_as_json(capsys):
     assert real["relative_error"] is None and real["cycles"] > 1e6
 
 
+def test_blocks_of_attention(capsys):
+    found = {}
+    for block in ((), ("--block", "4,4,4,4"), ("--block", "1,1,2,12"), ("--block", "4", "--regions", "2")):
+        assert cli.main(["stream", "run", "attention-coarse", "--json", *block]) == 0
+        found[block] = json.loads(capsys.readouterr().out)
+        assert found[block]["relative_error"] < 1e-5
+    even, same, uneven, two = (each["cycles"] for each in found.values())
+    assert even == same < min(two, uneven)
+
+
 def test_reproduce_takes_what_comes_with_the_package(capsys, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
@@ -52,6 +62,9 @@ def test_reproduce_takes_what_comes_with_the_package(capsys, monkeypatch, tmp_pa
     [
         (["run", "moe"], "there is no program 'moe'; there are moe-static"),
         (["run", "moe-static", "--model", "llama"], "--model must be one of small, mixtral, qwen, not llama"),
+        (["run", "attention-coarse", "--block", "4,3"], "blocks of 7 requests in all, and there are 16"),
+        (["run", "attention-dynamic", "--block", "4"], "--block is of attention-coarse, not of attention-dynamic"),
+        (["run", "moe-static", "--regions", "4"], "moe-static takes no regions; programs of attention do"),
         (["reproduce", "--data", "/nowhere"], "no published results"),
     ],
 )

@@ -21,6 +21,7 @@ from tvm_axe.stream import (
     ragged,
     symbol,
 )
+from tvm_axe.stream.programs.samples import SMALL, make_sample
 
 FAST = Accelerator(hop=0)
 
@@ -170,6 +171,30 @@ def test_feedback_sends_work_to_whoever_is_free():
     assert sorted(report.outputs["y"]) == list(range(20))
     assert report.unit("busy100").busy // 10 == 15 and report.unit("busy300").busy // 30 == 5
     assert report.cycles <= 20 * 7.5 + 40
+
+
+def test_a_selector_keeps_its_slot_until_there_is_something_to_send():
+    p = StreamProgram("slots")
+    chosen = p.input("s", StreamType((2,), Selector(1)))
+    chosen = chosen.map(functions.number("chosen", lambda choice: choice, Selector(1), cycles=1))
+    (part,) = numbers(p, 2).map(busy(100)).partition(chosen.buffered(1))
+    part.output("y")
+    report = p.run({"x": [5, 6], "s": [0, 0]}, FAST)
+    assert report.outputs["y"] == [5, 6]
+    assert (
+        report.unit("chosen0").blocked == 100 - 2
+    )  # it has the second selector after 2 cycles, the data come after 100
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("hop", [0, 1])
+def test_requests_come_in_the_order_of_time(depth, hop):
+    """With channels of one token, selectors hold the addresses of a shared region back."""
+    sample = make_sample("moe-shared", SMALL, batch=24, seed=1)
+    with_values = sample.program.run({**sample.streams, **sample.arrays()}, Accelerator(depth=depth, hop=hop))
+    assert sample.error(with_values) < 1e-5
+    shapes = sample.program.run(sample.streams, Accelerator(depth=depth, hop=hop), values=False)
+    assert shapes.cycles == with_values.cycles
 
 
 def test_a_deadlock_says_who_waits_for_what():

@@ -54,6 +54,22 @@ def test_attention(found, way, most):
     assert errors(found, "dynamic_parallelization", way).max() <= most
 
 
+def test_eighty_requests_in_four_regions(tmp_path):
+    """One window of the artifact's batch80_sweep_combined.csv is in two that come with the package."""
+    first, second = (
+        np.load(DATA / f"kv_traces/b64/conv_stdev{name}.npy") for name in ("1457_0961_1024", "1226_1013_1076")
+    )
+    assert (first[1013 - 961 :] == second[: 1025 - 1013]).all()
+    requests = np.concatenate([first, second[1025 - 1013 :]])[981 - 961 : 1061 - 961]
+    for folder in ("published", "kv_traces/b80"):
+        (tmp_path / folder).mkdir(parents=True)
+    np.save(tmp_path / "kv_traces/b80/conv_stdev1413_0981_1060.npy", requests)
+    names = "stdev,start_idx,end_idx,static_coarse_cycles,static_interleave_cycles,dynamic_cycles"
+    (tmp_path / "published/dynamic_parallelization_b80.csv").write_text(f"{names}\n1413,981,1060,146206,128165,82225\n")
+    coarse, interleaved, dynamic = reproduce(tmp_path).rows
+    assert abs(coarse.error) < 0.001 and abs(dynamic.error) < 0.002 and abs(interleaved.error) < 0.01
+
+
 def test_bytes_are_the_published_ones(found):
     for row in found.rows:
         for name in ("off_chip", "on_chip"):

@@ -46,11 +46,24 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="small, mixtral or qwen; the two real ones are simulated without values (default: %(default)s)",
     )
     parser.add_argument("--batch", type=positive, default=16, help="tokens or requests (default: %(default)s)")
+    parser.add_argument(
+        "--block",
+        type=_block,
+        metavar="N[,N...]",
+        help="of attention-coarse, the requests of a block, or those of each; regions get blocks in turn",
+    )
+    parser.add_argument("--regions", type=positive, metavar="N", help="of attention, side by side (default: 4)")
     parser.add_argument("--seed", type=int, default=0, help="of the requests and the arrays (default: %(default)s)")
     parser.add_argument("--max-cycles", type=positive, metavar="N", help="give up after so many cycles")
     parser.add_argument("--units", action="store_true", help="say what each unit did, too")
     parser.add_argument("--trace", metavar="T.json", help="what each unit did when, for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _block(text: str) -> int | tuple[int, ...]:
+    """``16`` as a number, ``16,16,32`` as several."""
+    sizes = tuple(map(positive, text.split(",")))
+    return sizes if len(sizes) > 1 else sizes[0]
 
 
 def _number(text: str) -> tuple[str, float]:
@@ -152,7 +165,10 @@ def _run_sample(args: argparse.Namespace) -> int:
     if args.model not in MODELS:
         raise InputError(f"--model must be one of {', '.join(MODELS)}, not {args.model}")
     model = MODELS[args.model]
-    sample = make_sample(args.name, model, args.batch, args.seed)
+    sizes = {name: value for name in ("regions", "block") if (value := getattr(args, name)) is not None}
+    if args.block is not None and args.name != "attention-coarse":
+        raise InputError(f"--block is of attention-coarse, not of {args.name}, where requests are in no blocks")
+    sample = make_sample(args.name, model, args.batch, args.seed, **sizes)
     report = sample.run(values=model is SMALL, trace=args.trace is not None, max_cycles=args.max_cycles)
     error = sample.error(report) if model is SMALL else None
     said = {"program": args.name, "model": args.model, "batch": args.batch, "seed": args.seed}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.memory import Accelerator, OffChip
-from tvm_axe.stream.program import Feedback, Stream, StreamProgram, Tensor
+from tvm_axe.stream.program import Feedback, Loop, Stream, StreamProgram, Tensor
 from tvm_axe.stream.report import Activity, Report
 from tvm_axe.stream.types import Buffer, Dim, Scalar, Selector, StreamType, Tile, Tuple, ragged, symbol
 from tvm_axe.stream.views import View
@@ -24,6 +24,7 @@ __all__ = [
     "Buffer",
     "Dim",
     "Feedback",
+    "Loop",
     "OffChip",
     "Report",
     "Scalar",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FAMILIES = {
     "off-chip memory": ("#f4b183", "LinearOffChipLoad RandomOffChipLoad LinearOffChipStore RandomOffChipStore"),
     "on-chip memory": ("#ffe08a", "Bufferize Streamify"),
-    "routing": ("#c5b3e6", "Partition Reassemble EagerMerge Broadcast Feedback"),
+    "routing": ("#c5b3e6", "Partition Reassemble EagerMerge Broadcast Feedback Loop LoopEnd"),
     "functions": ("#9fc5e8", "Map Accum Scan FlatMap"),
     "shape": ("#d9d9d9", "Flatten Reshape Promote Expand Zip"),
     "ends": ("#b6d7a8", "Input Output Discard"),
@@ -158,7 +158,7 @@ def _columns(program: StreamProgram) -> list[list[Node]]:
         depth[node] = 1 + max(fed, default=-1)
     for node in reversed(program.nodes):  # what begins streams stands right before who takes them
         taken = [depth[taker] for stream in node.outputs for taker in stream.consumers if taker.kind != "Feedback"]
-        if not node.inputs and taken:
+        if taken and (not node.inputs or node.kind == "Feedback"):
             depth[node] = max(0, min(taken) - 1)
     found: list[list[Node]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for node in program.nodes:

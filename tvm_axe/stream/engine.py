@@ -22,6 +22,7 @@ import numpy as np
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token
 from tvm_axe.stream.memory import Accelerator, MemoryQueue, Occupancy, Tenant
+from tvm_axe.stream.waiting import deadlock, too_long
 
 if TYPE_CHECKING:
     from tvm_axe.stream.graph import Tensor
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 Process: TypeAlias = "Generator[Channel | None, None, None]"
 """The generator that runs a unit."""
-
-
-_MOST_LINES = 24  # of what waits in the message of a deadlock
 
 
 class Channel:
@@ -81,8 +79,8 @@ class Unit:
         The unit's channels, in the operator's order.
     engine : Engine
         The run that it belongs to.
-    hop, wake : int, callable
-        The run's cycles of a channel, and what takes a unit that can go on.
+    hop, wake, queue : int, callable, MemoryQueue or None
+        The run's cycles of a channel, what takes a unit that can go on, and its off-chip memory.
     clock, busy, blocked : int
         The cycle in which it ended, the cycles that it worked, and those that it waited for room in a channel.
     memory : int
@@ -95,12 +93,12 @@ class Unit:
 
     __slots__ = (
         "answer", "blocked", "busy", "clock", "done", "engine", "flops", "granted", "hop", "inputs", "kind", "memory",
-        "name", "outputs", "process", "read", "spans", "tokens", "version", "waits", "wake", "written",
+        "name", "outputs", "process", "queue", "read", "spans", "tokens", "version", "waits", "wake", "written",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, engine: Engine) -> None:
         self.name, self.kind, self.engine = name, kind, engine
-        self.hop, self.wake = engine.hop, engine.ready.append
+        self.hop, self.wake, self.queue = engine.hop, engine.ready.append, engine.memory
         self.inputs: list[Channel] = []
         self.outputs: list[Channel] = []
         self.clock = self.busy = self.blocked = self.memory = self.flops = self.read = self.written = self.tokens = 0
@@ -189,10 +187,11 @@ class Unit:
 
     def ask(self, requests: int) -> bool:
         """Send so many requests to off-chip memory, if there are any; whether to wait for their `answer`."""
-        if not requests or self.engine.memory is None:
+        queue = self.queue
+        if not requests or queue is None:
             return False
         self.answer = None
-        self.engine.memory.start(self.clock, requests, self)
+        queue.start(self.clock, requests, self)
         return True
 
     def answered(self) -> None:
@@ -257,7 +256,9 @@ class Engine:
         self.rows: dict[str, int] = {}
         self.outputs: dict[str, list[Token]] = {}
         self.written: dict[str, list[tuple[int, int, np.ndarray]]] = {}
+        self.prices: dict[tuple, dict[tuple, Any]] = {}
         self._decisions: list[tuple[int, int, int, Unit]] = []
+        self._drains: list[Unit] = []
         self._serial = 0
 
     def decide(self, unit: Unit, time: int) -> None:
@@ -321,12 +322,11 @@ class Engine:
             If units wait for each other, leave values that they were sent, or run for longer than they may.
         """
         self.ready.extend(self.units)
-        while True:
+        self._run_ready()
+        while self._next_event():
             self._run_ready()
-            if not self._next_event():
-                break
         if not all(unit.done for unit in self.sinks):
-            raise StreamError(self._deadlock())
+            raise StreamError(deadlock(self.units, self.sinks))
         for unit in self.units:
             for channel in unit.inputs:
                 for _, value, _ in channel.items:
@@ -337,10 +337,21 @@ class Engine:
                     )
             unit.process.close()
 
+    def release(self) -> None:
+        """Let go of the units, each of which knows the others, so that memory is free without a garbage collection."""
+        for drain in self._drains:
+            drain.process.close()
+        for unit in (*self.units, *self._drains):
+            unit.inputs.clear()
+            unit.outputs.clear()
+        self.units.clear()
+        self.sinks.clear()
+        self._drains.clear()
+
     def _run_ready(self) -> None:
         ready = self.ready
         take = ready.popleft
-        limit = self.max_cycles
+        limit = math.inf if self.max_cycles is None else self.max_cycles
         while ready:
             unit = take()
             for channel in unit.process:
@@ -349,8 +360,8 @@ class Engine:
                 break
             else:
                 self._finish(unit)
-            if limit is not None and unit.clock > limit:
-                raise StreamError(self._too_long(unit))
+            if unit.clock > limit:
+                raise StreamError(too_long(unit, self.units, self.sinks, limit))
 
     def _finish(self, unit: Unit) -> None:
         """Take what is still sent to a unit that needs no more, so that its senders come to their ends."""
@@ -363,15 +374,19 @@ class Engine:
             drain = Unit(f"{unit.name}, done", "drain", self)
             drain.inputs.append(channel)
             drain.process = _drain(drain)
+            self._drains.append(drain)
             self.ready.append(drain)
 
     def _next_event(self) -> bool:
         """Let the earliest of what waits for its turn happen; return whether there was something."""
-        memory, decisions = self.memory, self._decisions
-        while decisions and decisions[0][2] != decisions[0][3].version:
+        memory, decisions, until = self.memory, self._decisions, math.inf
+        while decisions:
+            until, _, version, unit = decisions[0]
+            if version == unit.version:
+                break
             heapq.heappop(decisions)
-        answered = None if memory is None else memory.advance(decisions[0][0] if decisions else math.inf)
-        unit: Unit
+            until = math.inf
+        answered = None if memory is None else memory.advance(until)
         if answered is not None:
             unit, unit.answer = answered
         elif decisions:
@@ -381,43 +396,6 @@ class Engine:
             return False
         self.ready.append(unit)
         return True
-
-    def _too_long(self, unit: Unit) -> str:
-        return (
-            f"max_cycles={self.max_cycles:,}: {unit.kind} {unit.name!r} is at cycle {unit.clock:,}, and "
-            f"{self._missing()} didn't end:\n" + self._waiting()
-        )
-
-    def _deadlock(self) -> str:
-        return (
-            f"deadlock: {self._missing()} never ended, and every operator waits for another; deeper channels "
-            "(Stream.buffered) help if a full one is in the cycle:\n" + self._waiting()
-        )
-
-    def _missing(self) -> str:
-        return ", ".join(repr(unit.name) for unit in self.sinks if not unit.done)
-
-    def _waiting(self) -> str:
-        lines: list[tuple[bool, str]] = []
-        ended = {unit.name for unit in self.units if unit.done}
-        for unit in self.units:
-            own = [channel for channel in (*unit.inputs, *unit.outputs) if channel.waiter is unit]
-            waits = () if unit.done else unit.waits or own
-            if waits:
-                said = ", ".join(_state(unit, channel, channel.source in ended) for channel in waits)
-                lines.append((waits[0] in unit.inputs, f"  {unit.kind} {unit.name!r} waits {said}"))
-        # Full channels first: whoever starves does so because of them, or they say where the cycle is.
-        shown = [line for _, line in sorted(lines, key=lambda line: line[0])]
-        if len(shown) > _MOST_LINES:
-            shown[_MOST_LINES:] = [f"  and {len(shown) - _MOST_LINES} more that wait"]
-        return "\n".join(shown)
-
-
-def _state(unit: Unit, channel: Channel, ended: bool) -> str:
-    if channel in unit.inputs:
-        state = "there" if channel.items else "which has ended" if ended else "empty"
-        return f"for a token from {channel.source!r} ({state})"
-    return f"for room in the channel to {channel.target!r} (full, {channel.depth} tokens)"
 
 
 def _drain(unit: Unit) -> Process:

@@ -13,7 +13,7 @@ from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token, encode
 from tvm_axe.stream.engine import Engine
 from tvm_axe.stream.operators.base import shape_of
-from tvm_axe.stream.operators.endpoints import Input, Loop
+from tvm_axe.stream.operators.endpoints import FeedbackEdge, Input
 from tvm_axe.stream.operators.off_chip import LinearLoad, LinearStore, RandomLoad, RandomStore
 from tvm_axe.stream.program import Node, StreamProgram
 from tvm_axe.stream.types import DataType, Selector, StreamType, Tile
@@ -23,31 +23,42 @@ from tvm_axe.stream.values import lengths_fault, value_check, wanted
 class Meter(deque):
     """The queue of a channel that counts what is sent, to find out how long dynamic dims were."""
 
-    __slots__ = ("_filled", "_rank", "_tiles", "counts", "rows", "type")
+    __slots__ = ("_before", "_filled", "_outer", "_rank", "_uneven", "_values", "rows", "type")
 
     def __init__(self, type: StreamType) -> None:
         super().__init__()
         self.type = type
-        self.counts = [0] * type.rank  # how many elements of each dim, innermost first
         self.rows = 0
+        self._values = self._before = 0  # elements, and those before the last stop
+        self._outer = [0] * type.rank  # how many lists of each rank, from 1 on
         self._filled = [False] * (type.rank + 1)
-        self._tiles, self._rank = isinstance(type.data, Tile), type.rank
+        self._uneven = isinstance(type.data, Tile) and not isinstance(type.data.rows, int)
+        self._rank = type.rank
 
-    def append(self, token: tuple[int, Any, int]) -> None:
+    @property
+    def counts(self) -> list[int]:
+        """How many elements of each dim, innermost first."""
+        return [self._values, *self._outer[1:]]
+
+    def append(self, token: tuple[int, Any, int], take: Any = deque.append) -> None:
         """Count a token (time, value, stop), and take it."""
-        super().append(token)
+        take(self, token)
         _, value, stop = token
-        counts, filled = self.counts, self._filled
         if value is not EMPTY:
-            counts[0] += 1
-            filled[1] = True
-            if self._tiles:
+            self._values += 1
+            if self._uneven:
                 self.rows += shape_of(value)[0]
-        if not stop:
-            return
+        if stop:
+            self._close(stop)
+
+    def _close(self, stop: int) -> None:
+        """Count the lists that a stop closes: those that something is in, and its own."""
+        outer, filled = self._outer, self._filled
+        filled[1] = self._values > self._before
+        self._before = self._values
         for level in range(1, min(stop + 1, self._rank)):
             if filled[level] or level == stop:
-                counts[level] += 1
+                outer[level] += 1
                 filled[level], filled[level + 1] = False, True
 
     def bind(self, bindings: dict[sympy.Symbol, Any]) -> None:
@@ -75,8 +86,8 @@ def feed(program: StreamProgram, inputs: dict[str, Any], engine: Engine) -> dict
             raise node.fail("it isn't given; pass nested lists of its values")
         engine.fed[name] = _tokens(node, inputs[name], engine.values, bindings)
     for node in program.nodes:
-        if isinstance(node.operator, Loop):
-            _check_values(node, node.operator.feedback.initial, engine.values)
+        if isinstance(node.operator, FeedbackEdge):
+            _check_values(node, node.operator.initial, engine.values)
         elif isinstance(node.operator, (LinearLoad, RandomLoad, LinearStore, RandomStore)):
             _take_tensor(node, node.operator, inputs.get(node.operator.tensor.name), engine, bindings)
     return bindings

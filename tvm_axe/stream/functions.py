@@ -13,6 +13,7 @@ Tile(R, 32, float32) 4096*R
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -87,6 +88,7 @@ class TileFunction:
         return replace(self, flops=flops or self.flops, cycles=self.cycles if cycles is None else cycles)
 
 
+@functools.cache
 def matmul(transposed: bool = False) -> TileFunction:
     """Return the function ``a @ b``, or ``a @ b.T``, in float32 or wider; 2 FLOPs a product. Accumulated, their sum."""
 
@@ -130,71 +132,85 @@ def elementwise(name: str, call: Callable[..., np.ndarray], each: int = 1, **mor
     return TileFunction(name, call, result, flops, **more)
 
 
+@functools.cache
 def add() -> TileFunction:
     """Return the function ``a + b``."""
     return _arithmetic("add", np.add)
 
 
+@functools.cache
 def sub() -> TileFunction:
     """Return the function ``a - b``."""
     return _arithmetic("sub", np.subtract)
 
 
+@functools.cache
 def mul() -> TileFunction:
     """Return the function ``a * b``."""
     return _arithmetic("mul", np.multiply)
 
 
+@functools.cache
 def div() -> TileFunction:
     """Return the function ``a / b`` of floats."""
     return _arithmetic("div", np.divide, floats=True)
 
 
+@functools.cache
 def scale(factor: float) -> TileFunction:
     """Return the function ``a * factor``."""
     return elementwise("scale", lambda a: (a * factor).astype(a.dtype))
 
 
+@functools.cache
 def exp() -> TileFunction:
     """Return the function ``e ** a`` of floats; 4 FLOPs an element."""
     return _arithmetic("exp", np.exp, 4, floats=True)
 
 
+@functools.cache
 def rsqrt() -> TileFunction:
     """Return the function ``1 / sqrt(a)`` of floats; 4 FLOPs an element."""
     return _arithmetic("rsqrt", lambda a: (1 / np.sqrt(a)).astype(a.dtype), 4, floats=True)
 
 
+@functools.cache
 def silu() -> TileFunction:
     """Return the function ``a / (1 + e ** -a)`` of floats; 8 FLOPs an element."""
     return _arithmetic("silu", lambda a: (a / (1 + np.exp(-a))).astype(a.dtype), 8, floats=True)
 
 
+@functools.cache
 def maximum() -> TileFunction:
     """Return the function that takes the larger of two elements."""
     return _arithmetic("maximum", np.maximum)
 
 
+@functools.cache
 def sum_tiles() -> TileFunction:
     """Return the function that sums tiles, as an accumulation."""
     return elementwise("sum_tiles", np.copy)
 
 
+@functools.cache
 def max_tiles() -> TileFunction:
     """Return the function that takes the largest elements of tiles, as an accumulation."""
     return elementwise("max_tiles", np.copy, combine=np.maximum)
 
 
+@functools.cache
 def row_sum() -> TileFunction:
     """Return the function that sums each row to a column; as an accumulation it sums the rows of all the tiles."""
     return _by_row("row_sum", lambda a: a.sum(axis=1, keepdims=True, dtype=a.dtype))
 
 
+@functools.cache
 def row_max() -> TileFunction:
     """Return the function that takes each row's largest element; as an accumulation, over the rows of all tiles."""
     return _by_row("row_max", lambda a: a.max(axis=1, keepdims=True), combine=np.maximum)
 
 
+@functools.cache
 def retile(axis: int = 0) -> TileFunction:
     """Return the function that puts tiles into one, as an accumulation; it takes no time.
 

@@ -5,16 +5,17 @@ A stream's methods are the operators that take it; they read as the paper's figu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 import sympy
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.types import DataType, Size, StreamType, Tile, as_size, data_differ, symbol
+from tvm_axe.stream.types import DataType, Size, StreamType, Tile, as_size, symbol
 
 if TYPE_CHECKING:
     from tvm_axe.stream.functions import TileFunction
+    from tvm_axe.stream.loops import Loop
     from tvm_axe.stream.operators.base import Operator
     from tvm_axe.stream.program import StreamProgram
     from tvm_axe.stream.views import View
@@ -183,6 +184,31 @@ class Stream:
 
         return self.program.add(Partition(rank), [self, selector], name)
 
+    def loop(self, capacity: int, most: int | None = None, name: str | None = None) -> Loop:
+        """Send each element through a body as often as this one says, which `Loop.close` connects.
+
+        The elements of an innermost list go around together, in rounds: all of them in the first, in each one after it
+        those that the body sent back. A list has no more rounds when none goes on; then the next one enters.
+
+        Shape: ``[a, b]`` -> ``[a, rounds, left]``, with as many in the first round of a list as there are in b.
+
+        Parameters
+        ----------
+        capacity : int
+            Elements that the way back holds. As many as the longest list has always do; fewer may, where the body holds
+            the others.
+        most : int, optional
+            Rounds of a list; more are an error.
+
+        Raises
+        ------
+        StreamError
+            If one of these is no positive number.
+        """
+        from tvm_axe.stream.loops import Loop
+
+        return Loop(self, capacity, most, name)
+
     # ---- Functions
 
     def map(
@@ -348,28 +374,3 @@ class Node:
     def fail(self, message: str) -> StreamError:
         """Return the error that says `message` of this node."""
         return StreamError(f"{self.kind} {self.name!r}: {message}")
-
-
-class Feedback:
-    """A stream that is used before what it carries is made; see `StreamProgram.feedback`."""
-
-    def __init__(self, stream: Stream, initial: Sequence[Any]) -> None:
-        self.stream, self.initial = stream, tuple(initial)
-        self.closing: Stream | None = None
-
-    def close(self, stream: Stream) -> None:
-        """Connect the stream that the feedback carries.
-
-        Raises
-        ------
-        StreamError
-            If that is another type of stream, or one is connected already.
-        """
-        if self.closing is not None:
-            raise self.stream.node.fail(f"it carries {self.closing.name!r} already")
-        kept, wanted = stream.type, self.stream.type
-        if kept.rank != wanted.rank or data_differ(kept.data, wanted.data):
-            raise self.stream.node.fail(f"it was made for {wanted}, and {stream.name!r} is {kept}")
-        self.closing = stream
-        self.stream.node.inputs = [stream]
-        stream.consumers.append(self.stream.node)

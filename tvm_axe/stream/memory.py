@@ -20,10 +20,10 @@ and back.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
 from typing import Any
 
 from tvm_axe.errors import StreamError
@@ -132,7 +132,7 @@ class MemoryQueue:
         """Have `unit` send so many requests from `time` on, which is not before the last event."""
         assert time >= self._time, "a request before what was served"
         self._serial += 1
-        heapq.heappush(self._events, (time, self._serial, requests, 0, unit))
+        heappush(self._events, (time, self._serial, requests, 0, unit))
 
     def advance(self, until: float = math.inf) -> tuple[Any, int] | None:
         """Go on to the next last request of a unit that is before `until`; return the unit and when that is answered.
@@ -140,25 +140,31 @@ class MemoryQueue:
         None says that nothing is left before then.
         """
         events, rate, issue = self._events, self._rate, self._issue
+        now, sending, queued = self._time, self._sending, self._waiting
+        answered = None
         while events:
             time, serial, left, sent, unit = events[0]
             if time >= until:
                 break
-            passed = time - self._time
+            passed = time - now
             if passed:
-                arrived, served = self._sending * passed, rate * passed
-                waiting = max(0.0, self._waiting + arrived - served)
-                self._served += self._waiting + arrived - waiting
-                self._waiting, self._time = waiting, time
-            self._sending -= sent
+                most = queued + sending * passed
+                queued = most - rate * passed
+                if queued < 0:
+                    queued = 0.0
+                self._served += most - queued
+                now = time
+            sending -= sent
             if not left:
-                heapq.heappop(events)
-                return unit, time - 1 + self._latency + int(self._waiting / rate)
-            sent = min(issue, left)
+                heappop(events)
+                answered = unit, time - 1 + self._latency + int(queued / rate)
+                break
+            sent = issue if issue < left else left
             cycles, left = divmod(left, sent)
-            self._sending += sent
-            heapq.heapreplace(events, (time + cycles, serial, left, sent, unit))
-        return None
+            sending += sent
+            heapreplace(events, (time + cycles, serial, left, sent, unit))
+        self._time, self._sending, self._waiting = now, sending, queued
+        return answered
 
 
 class Occupancy:

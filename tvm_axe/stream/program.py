@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_axe.errors import StreamError
 from tvm_axe.notebook import with_picture
-from tvm_axe.stream.graph import Feedback, Node, Stream, Tensor
+from tvm_axe.stream.graph import Node, Stream, Tensor
+from tvm_axe.stream.loops import Feedback, Loop
 from tvm_axe.stream.types import Size, StreamType, Tile
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tvm_axe.stream.report import Report
     from tvm_axe.stream.views import View
 
-__all__ = ["Feedback", "Node", "Stream", "StreamProgram", "Tensor"]
+__all__ = ["Feedback", "Loop", "Node", "Stream", "StreamProgram", "Tensor"]
 
 
 class StreamProgram:
@@ -126,18 +127,12 @@ class StreamProgram:
         initial : Sequence
             Values that are in it at the start, before what it carries.
         """
-        from tvm_axe.stream.operators.endpoints import Loop
-
         if len(initial) > capacity or capacity < 1 or type.rank != 1:
             raise StreamError(
                 f"feedback {name!r}: a stream of rank 1 and at most capacity={capacity} initial values, not "
                 f"{len(initial)} of rank {type.rank}"
             )
-        (stream,) = self.add(Loop(type), [], name)
-        stream.depth = capacity
-        found = Feedback(stream, initial)
-        stream.node.operator.feedback = found  # type: ignore[attr-defined]
-        return found
+        return Feedback(self, name, type, capacity, initial)
 
     def add(self, operator: Operator, inputs: list[Stream], name: str | None = None) -> tuple[Stream, ...]:
         """Put an operator into the graph and return what it sends.
@@ -148,7 +143,7 @@ class StreamProgram:
             If the inputs break its shape rule, or the name is taken.
         """
         if name is None:
-            name = self._new_name(operator.label)
+            name = self.new_name(operator.label)
         node = Node(self, operator, name, inputs)
         if name in self._names or (operator.kind == "Input" and name in self.tensors):
             raise node.fail(f"program {self.name!r} has an operator, or a tensor, of that name already")
@@ -164,7 +159,8 @@ class StreamProgram:
         self.nodes.append(node)
         return node.outputs
 
-    def _new_name(self, label: str) -> str:
+    def new_name(self, label: str) -> str:
+        """Return the first name that no operator has, of those that are a label and a number."""
         while True:
             number = self._numbers[label] = self._numbers.get(label, -1) + 1
             if f"{label}{number}" not in self._names:

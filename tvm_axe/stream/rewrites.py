@@ -13,8 +13,9 @@ import numpy as np
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.functions import TileFunction, number
-from tvm_axe.stream.operators.endpoints import Input, Loop
+from tvm_axe.stream.operators.endpoints import FeedbackEdge, Input
 from tvm_axe.stream.operators.higher import Accum
+from tvm_axe.stream.operators.loops import LoopHead
 from tvm_axe.stream.operators.off_chip import LinearLoad
 from tvm_axe.stream.operators.routing import Partition
 from tvm_axe.stream.operators.shape import Reshape
@@ -180,6 +181,11 @@ class _Region:
         if out.node not in inside:
             raise StreamError(f"time_multiplexing: {out.name!r} doesn't come of {entry.name!r}")
         for node in self.nodes:
+            if isinstance(node.operator, LoopHead):
+                raise StreamError(
+                    f"time_multiplexing: {self.name} has loop {node.name!r} in it, where elements of several regions "
+                    "would end in another order than they came in"
+                )
             for stream in node.inputs:
                 if stream is not entry and stream.node not in inside:
                     raise StreamError(f"time_multiplexing: {self.name} takes {stream.name!r} too, from outside")
@@ -250,11 +256,11 @@ class _Replay:
         self._close(old)
 
     def _copy(self, node: Node) -> None:
-        inputs = [] if isinstance(node.operator, Loop) else [self.streams[stream] for stream in node.inputs]
+        inputs = [] if isinstance(node.operator, FeedbackEdge) else [self.streams[stream] for stream in node.inputs]
         made = self.hook(self.program, node, inputs)
-        if made is None and isinstance(node.operator, Loop):
-            (stream,), feedback = node.outputs, node.operator.feedback
-            made = (self.program.feedback(node.name, stream.type, stream.depth or 1, feedback.initial).stream,)
+        if made is None and isinstance(node.operator, FeedbackEdge):
+            (stream,) = node.outputs
+            made = (Feedback(self.program, node.name, stream.type, stream.depth or 1, node.operator.initial).stream,)
         if made is None:
             made = self.program.add(node.operator, inputs, node.name)
         self._know(node.outputs, made)
@@ -303,13 +309,13 @@ class _Replay:
 
     def _close(self, old: StreamProgram) -> None:
         for node in old.nodes:
-            if isinstance(node.operator, Loop) and node.operator.feedback.closing is not None:
+            if isinstance(node.operator, FeedbackEdge) and node.inputs:
                 loop = self.streams[node.outputs[0]].node.operator
-                assert isinstance(loop, Loop)
-                loop.feedback.close(self.streams[node.operator.feedback.closing])
+                assert isinstance(loop, FeedbackEdge)
+                loop.feedback.close(self.streams[node.inputs[0]])
 
 
 def _needs(item: Node | Sequence[_Region]) -> list[Stream]:
     if isinstance(item, Node):
-        return [] if isinstance(item.operator, Loop) else item.inputs
+        return [] if isinstance(item.operator, FeedbackEdge) else item.inputs
     return [region.entry for region in item]

@@ -15,8 +15,9 @@ from tvm_axe.stream.codec import decode
 from tvm_axe.stream.engine import Channel, Engine, Unit
 from tvm_axe.stream.feeding import Meter, feed
 from tvm_axe.stream.memory import Accelerator
-from tvm_axe.stream.operators.endpoints import Loop, Output
+from tvm_axe.stream.operators.endpoints import FeedbackEdge, Output
 from tvm_axe.stream.operators.higher import Accum, Map, Scan
+from tvm_axe.stream.operators.loops import LoopHead
 from tvm_axe.stream.operators.off_chip import LinearStore, RandomStore
 from tvm_axe.stream.operators.routing import broadcast
 from tvm_axe.stream.program import Node, Stream, StreamProgram
@@ -42,8 +43,16 @@ def run(
         bindings = feed(program, inputs, engine)
         meters = _connect(program, engine)
         engine.run()
-    for meter in meters:
-        meter.bind(bindings)
+        for meter in meters:
+            meter.bind(bindings)
+        report = _report(program, engine, bindings)
+        engine.release()
+    return report
+
+
+def _report(program: StreamProgram, engine: Engine, bindings: dict[sympy.Symbol, Any]) -> Report:
+    """Return what a run has come to."""
+    accelerator = engine.accelerator
     cycles = max((unit.clock for unit in engine.units), default=0) if accelerator else 0
     steps = engine.occupancy.steps() if accelerator else []
     peak = max((used for _, used in steps), default=0)
@@ -82,9 +91,9 @@ def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
     """Make the units and the channels between them; return the meters of channels whose dims are dynamic."""
     units: dict[Node, Unit] = {}
     for node in program.nodes:
-        if isinstance(node.operator, Loop):
-            if node.operator.feedback.closing is None:
-                raise node.fail("nothing closes it; call Feedback.close with the stream that it carries")
+        if isinstance(node.operator, FeedbackEdge):
+            if not node.inputs:
+                raise node.fail(_unclosed(node))
             continue
         units[node] = Unit(node.name, node.kind, engine)
     engine.units.extend(units.values())
@@ -118,7 +127,7 @@ def _wire(
     depth = engine.accelerator.depth if engine.accelerator else 2
     ends: list[tuple[Stream, Node]] = []  # a stream as its consumer knows it, and the consumer
     for consumer in stream.consumers:
-        if isinstance(consumer.operator, Loop):
+        if isinstance(consumer.operator, FeedbackEdge):
             (known,) = consumer.outputs
             ends += [(known, taker) for taker in _takers(known)]
         else:
@@ -127,7 +136,9 @@ def _wire(
         raise unit.fail(f"output {stream.name!r}, {stream}, isn't connected; use it, or say Stream.discard()")
 
     def channel(source: Unit, known: Stream) -> Channel:
-        returns = isinstance(known.node.operator, Loop)
+        # A loop takes back all that it sends on its way; other feedback may have more than is taken.
+        taken = any(isinstance(taker.operator, LoopHead) for taker in known.consumers)
+        returns = isinstance(known.node.operator, FeedbackEdge) and not taken
         made = Channel(stream.type, source, known.depth or depth, stream.stored, returns)
         source.outputs.append(made)
         return made
@@ -144,8 +155,8 @@ def _wire(
         link = channel(split if several else unit, known)
         made.append(link)
         arrivals.setdefault((id(known), id(consumer)), []).append(link)
-        if isinstance(known.node.operator, Loop):
-            for value in known.node.operator.feedback.initial:
+        if isinstance(known.node.operator, FeedbackEdge):
+            for value in known.node.operator.initial:
                 link.room.popleft()
                 link.items.append((0, value, 0))
     if stream.discarded:
@@ -167,6 +178,14 @@ def _wire(
         head.items = meter
         meters.append(meter)
         measured |= symbols
+
+
+def _unclosed(node: Node) -> str:
+    """Return what to do with feedback that nothing is connected to."""
+    loops = [taker.name for stream in node.outputs for taker in stream.consumers if taker.kind == LoopHead.kind]
+    if loops:
+        return f"nothing comes back to loop {loops[0]!r}; call Loop.close with what its body makes"
+    return "nothing closes it; call Feedback.close with the stream that it carries"
 
 
 def _takers(stream: Stream) -> list[Node]:

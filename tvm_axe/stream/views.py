@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -48,10 +49,22 @@ class View:
 
     def positions(self) -> list[int]:
         """Return all the positions in order."""
-        axes = [range(0, n * s, s) if s else [0] * n for n, s in zip(self.shape, self.strides)]
-        return [self.offset + sum(index) for index in itertools.product(*axes)]
+        return [self.offset + position for position in _positions(self.shape, self.strides)]
 
     def stops(self) -> list[int]:
         """Return for each position the highest rank, within the view, that ends after it."""
-        spans = [math.prod(self.shape[at:]) for at in range(len(self.shape))][::-1]
-        return [sum(number % span == 0 for span in spans) for number in range(1, spans[-1] + 1)]
+        return [*_stops(self.shape)]
+
+
+@functools.lru_cache(maxsize=64)
+def _positions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return all the positions of a view without an offset."""
+    axes = [range(0, n * s, s) if s else [0] * n for n, s in zip(shape, strides)]
+    return tuple(map(sum, itertools.product(*axes)))
+
+
+@functools.lru_cache(maxsize=64)
+def _stops(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the stops behind the positions of a view."""
+    spans = [math.prod(shape[at:]) for at in range(len(shape))][::-1]
+    return tuple(sum(number % span == 0 for span in spans) for number in range(1, spans[-1] + 1))

@@ -72,6 +72,16 @@ def test_blocks_may_differ():
     assert (even.off_chip, even.flops) == (uneven.off_chip, uneven.flops)
 
 
+def test_regions_get_further_blocks_in_turn():
+    lengths = np.array([100, 200, 300, 400, 500, 600])
+    streams = attention_inputs(lengths, HEADS, "coarse", regions=2, block=(2, 1, 1, 2))
+    assert streams["row0"].tolist() == [0, 3, 9] and streams["row1"].tolist() == [6, 12, 15]
+    even = np.full(20, 500)
+    one, two = (AttentionCase(even, "coarse", block=5, regions=regions).simulate() for regions in (2, 4))
+    assert 1.9 < one.cycles / two.cycles < 2.1
+    assert (one.off_chip, one.flops) == (two.off_chip, two.flops)
+
+
 def test_a_request_that_ends_a_tile_gets_another():
     assert cached_tiles(np.array([0, 31, 32, 33]), 32).tolist() == [1, 1, 2, 2]
 

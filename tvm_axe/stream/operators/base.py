@@ -163,16 +163,22 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
     common goes with the value, and the other follows alone.
     """
     sources, (sink,) = unit.inputs, unit.outputs
-    queues, count = [(source, source.items) for source in sources], len(sources)
+    queues, count = [source.items for source in sources], len(sources)
+    waits = list(
+        zip(sources, queues)
+    )  # first the one that was waited for last: when it is there, the others mostly are
     out, credit = sink.items, sink.room
     wake, hop, last, spans = unit.wake, unit.hop, sources[0].rank, unit.spans
     clock = busy = blocked = tokens = 0
     while True:
-        heads = []
-        for source, items in queues:
-            while not items:
-                yield source
-            heads.append(items[0])
+        for wait in waits:
+            source, items = wait
+            if not items:
+                while not items:
+                    yield source
+                if wait is not waits[0]:
+                    waits = [wait, *(other for other in waits if other is not wait)]
+        heads = [items[0] for items in queues]
         times, values, stops = zip(*heads)
         clock = max(clock, *times)
         stop, even = stops[0], True
@@ -181,7 +187,7 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
         empty = values[0] is EMPTY
         for value in values:
             if (value is EMPTY) is not empty:
-                raise _not_together(unit, clock, heads)
+                raise not_together(unit, clock, heads)
         cycles, made = step(EMPTY if empty else values, stop)
         if cycles:
             if spans is not None:
@@ -224,20 +230,27 @@ def _free(sources: list[Channel], time: int, wake: Callable[[Unit], None]) -> No
 
 def _catch_up(unit: Unit, heads: list[tuple[int, Any, int]], step: Step) -> Generator[Channel, None, int]:
     """Take the stops that some inputs send late, and send the highest; return it."""
+    highest = yield from late_stops(unit, heads)
+    for value, ends in step(EMPTY, highest)[1]:
+        yield from unit.put(unit.outputs[0], value, ends)
+    return highest
+
+
+def late_stops(unit: Unit, heads: list[tuple[int, Any, int]]) -> Generator[Channel, None, int]:
+    """Take the stops that some inputs send late, after tokens that came together; return the highest."""
     stops = [head[2] for head in heads]
     highest = max(stops)
     while min(stops) < highest:
         behind = stops.index(min(stops))
         value, later = yield from unit.get(unit.inputs[behind])
         if value is not EMPTY or later <= stops[behind]:
-            raise _not_together(unit, unit.clock, [*heads, (unit.clock, value, later)])
+            raise not_together(unit, unit.clock, [*heads, (unit.clock, value, later)])
         stops[behind], highest = later, max(highest, later)
-    for value, ends in step(EMPTY, highest)[1]:
-        yield from unit.put(unit.outputs[0], value, ends)
     return highest
 
 
-def _not_together(unit: Unit, clock: int, heads: Sequence[tuple[int, Any, int]]) -> StreamError:
+def not_together(unit: Unit, clock: int, heads: Sequence[tuple[int, Any, int]]) -> StreamError:
+    """Return the error that says of what came on each input that it doesn't belong together."""
     seen = ", ".join(_brief(value, stop) for _, value, stop in heads)
     return unit.fail(f"its inputs don't have the same shape; at cycle {clock} they are at {seen}")
 

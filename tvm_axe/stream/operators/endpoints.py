@@ -9,7 +9,8 @@ from tvm_axe.stream.operators.base import Operator
 from tvm_axe.stream.types import StreamType
 
 if TYPE_CHECKING:
-    from tvm_axe.stream.graph import Feedback, Node
+    from tvm_axe.stream.graph import Node
+    from tvm_axe.stream.loops import Feedback
 
 
 class Input(Operator):
@@ -52,7 +53,7 @@ class Output(Operator):
                 return
 
 
-class Loop(Operator):
+class FeedbackEdge(Operator):
     """A stream that is used before it is made.
 
     It is no unit of its own: what closes it sends into its consumer's channel, which holds the initial values.
@@ -60,8 +61,8 @@ class Loop(Operator):
 
     kind = "Feedback"
 
-    def __init__(self, type: StreamType) -> None:
-        self.type = type
+    def __init__(self, type: StreamType, initial: tuple[Any, ...]) -> None:
+        self.type, self.initial = type, initial
         self.feedback: Feedback
 
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token, encode
 from tvm_axe.stream.engine import Process, Unit
-from tvm_axe.stream.operators.base import Cost, Operator, bandwidth, byte_counter, pipe, shape_of
+from tvm_axe.stream.operators.base import Operator, pipe, shape_of
+from tvm_axe.stream.operators.pricing import (
+    Price,
+    arguments_of,
+    calling,
+    pricing,
+    result_of,
+    shape_without_values,
+    shapes_of,
+    writing_cost,
+)
 from tvm_axe.stream.types import (
     DataType,
     Dim,
@@ -17,7 +27,6 @@ from tvm_axe.stream.types import (
     Tile,
     Tuple,
     as_size,
-    data_differ,
     merged,
     shapes_differ,
 )
@@ -26,8 +35,6 @@ from tvm_axe.stream.values import lengths_fault, seen, value_check
 if TYPE_CHECKING:
     from tvm_axe.stream.functions import TileFunction
     from tvm_axe.stream.graph import Node
-
-Price = tuple[int, Any, int]  # cycles, the result's shape if it is made of tiles, FLOPs
 
 
 class Map(Operator):
@@ -44,13 +51,13 @@ class Map(Operator):
 
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
         _check_together(node, inputs)
-        return [StreamType(inputs[0].shape, _result(node, self.function, _arguments(inputs)))]
+        return [StreamType(inputs[0].shape, result_of(node, self.function, arguments_of(inputs)))]
 
     def stored(self, inputs: list[bool]) -> bool:
         return self.writes
 
     def process(self, node: Node, unit: Unit) -> Process:
-        price, function = _pricing(node, unit, self.function, self.compute, self.writes), self.function
+        price, function = pricing(node, unit, self.function, self.compute, self.writes), self.function
         prices: dict[Any, Price] = {}
         single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
 
@@ -73,7 +80,7 @@ class Map(Operator):
             if value is EMPTY:
                 return 0, ((EMPTY, stop),)
             values = (value,) if single else value
-            shapes = _shapes(values)
+            shapes = shapes_of(values)
             found = prices.get(shapes)
             if found is None:
                 found = prices[shapes] = price(shapes)
@@ -221,23 +228,10 @@ def inner_dims(node: Node, outer: tuple[Dim, ...], inner: tuple[Dim, ...]) -> li
     return [*outer, *(dim if dim.static else Dim(node.symbol(f"_{at}"), ragged=True) for at, dim in enumerate(inner))]
 
 
-def calling(unit: Unit, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a user's function so that what it raises says which operator called it, on what."""
-
-    def call(*values: Any) -> Any:
-        try:
-            return function(*values)
-        except Exception as error:
-            given = ", ".join(map(seen, values))
-            raise unit.fail(f"{name} raised {type(error).__name__}: {error}; it was given {given}") from error
-
-    return call
-
-
 def _check_computed(node: Node, unit: Unit, function: TileFunction) -> None:
     """Refuse a run without values of a function that makes something else than tiles of them."""
     data = node.outputs[0].type.data
-    if not unit.engine.values and not function.on_numbers and _shape(data) is None:
+    if not unit.engine.values and not function.on_numbers and shape_without_values(data) is None:
         raise unit.fail(f"{function.name} makes {data} of values, and the run is without; see functions.number")
 
 
@@ -262,12 +256,6 @@ def _result_check(node: Node, unit: Unit, function: TileFunction) -> Callable[[A
     return checked
 
 
-def _arguments(inputs: list[StreamType]) -> list[DataType]:
-    if len(inputs) == 1 and isinstance(inputs[0].data, Tuple):
-        return list(inputs[0].data.items)
-    return [type.data for type in inputs]
-
-
 def _check_together(node: Node, inputs: list[StreamType]) -> None:
     for other in inputs[1:]:
         if shapes_differ(inputs[0].shape, other.shape):
@@ -279,18 +267,10 @@ def _check_rank(node: Node, rank: int, type: StreamType) -> None:
         raise node.fail(f"rank={rank} must be between 1 and the stream's rank, {type.rank}: {type}")
 
 
-def _result(node: Node, function: TileFunction, arguments: list[DataType]) -> DataType:
-    try:
-        return function.result(*arguments)
-    except Exception as error:
-        said = str(error) if isinstance(error, StreamError) else f"{type(error).__name__}: {error}"
-        raise node.fail(f"{said}; its inputs are {' and '.join(map(str, arguments))}") from error
-
-
 def _state(node: Node, function: TileFunction, inputs: list[StreamType], rank: int) -> DataType:
     """Return the type of the last state: of a function that grows its state by what comes, after all of the dims."""
-    arguments = _arguments(inputs)
-    first = _result(node, function, arguments)
+    arguments = arguments_of(inputs)
+    first = result_of(node, function, arguments)
     if function.grows is None:
         return first
     if not isinstance(first, Tile) or function.grows not in (0, 1):
@@ -316,67 +296,6 @@ def _state_type(node: Node, function: TileFunction) -> DataType:
     return _unfinished(node, function, node.outputs[0].type.data)
 
 
-def _pricing(
-    node: Node, unit: Unit, function: TileFunction, compute: int | None, writes: bool
-) -> Callable[[tuple], Price]:
-    """Return the function from arguments' shapes to a unit's cycles, the result's shape and the FLOPs."""
-    accelerator, declared = unit.engine.accelerator, node.outputs[0].type.data
-    data = _arguments([channel.type for channel in unit.inputs])
-    stored = [channel.stored for channel in unit.inputs] * (len(data) if len(unit.inputs) == 1 else 1)
-    counters = [byte_counter(item) for item in data]
-    rates = [bandwidth(unit, item) if accelerator else 1 for item in data]
-    written = writing_cost(node, unit) if writes else None
-    count_flops = calling(unit, f"flops of {function.name}", function.flops)
-
-    def price(shapes: tuple) -> Price:
-        types = [_concrete(item, shape) for item, shape in zip(data, shapes)]
-        result = _result(node, function, types)
-        if data_differ(result, declared) and function.grows is None:
-            raise node.fail(f"{function.name} makes {result} of {' and '.join(map(str, types))}, not {declared}")
-        shape = _shape(result)
-        flops = int(count_flops(*types))
-        if accelerator is None:
-            return 0, shape, flops
-        reading = sum(-(-size(s) // rate) for size, rate, s, here in zip(counters, rates, shapes, stored) if here)
-        writing = written(shape) if written is not None else 0
-        computing = function.cycles if function.cycles is not None else -(-flops // (compute or accelerator.compute))
-        return max(reading, computing, writing), shape, flops
-
-    return price
-
-
-def writing_cost(node: Node, unit: Unit) -> Cost:
-    """Return what it costs to write a result to on-chip memory."""
-    accelerator, size = unit.engine.accelerator, byte_counter(node.outputs[0].type.data)
-    return lambda value: -(-size(value) // accelerator.on_chip_bandwidth) if accelerator else 0
-
-
-def _shapes(values: tuple) -> tuple:
-    """Return what the cost of a function depends on: the shapes of tiles, nothing of numbers."""
-    return tuple(
-        [item.shape if hasattr(item, "shape") else _parts(item) if type(item) is tuple else None for item in values]
-    )
-
-
-def _parts(value: tuple) -> tuple:
-    """Return a tile's shape, or a selector, as it is, and the shapes of tiles that travel together."""
-    return _shapes(value) if any(hasattr(part, "shape") for part in value) else value
-
-
-def _shape(data: DataType) -> Any:
-    """Return the value of a type in a run without values: of tiles; None of what has another value there."""
-    if isinstance(data, Tile):
-        return data.shape
-    parts = tuple(_shape(item) for item in data.items) if isinstance(data, Tuple) else (None,)
-    return None if None in parts else parts
-
-
-def _concrete(data: DataType, shape: Any) -> DataType:
-    if isinstance(data, Tuple):
-        return Tuple(tuple(map(_concrete, data.items, shape)))
-    return Tile(shape[0], shape[1], data.dtype) if isinstance(data, Tile) else data
-
-
 def _start(node: Node, unit: Unit, function: TileFunction) -> Any:
     """Return the state before anything has come: None where the first element is the first state.
 
@@ -389,7 +308,7 @@ def _start(node: Node, unit: Unit, function: TileFunction) -> Any:
     if initial is None:
         return None
     if not (unit.engine.values or function.on_numbers):
-        initial = _shapes((initial,))[0]
+        initial = shapes_of((initial,))[0]
     fault = value_check(data, unit.engine.values)(initial)
     if fault is not None:
         raise unit.fail(f"{function.name} has states of {data}, and its initial one is {fault}")
@@ -399,7 +318,7 @@ def _start(node: Node, unit: Unit, function: TileFunction) -> Any:
 def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tuple[int, Any]]:
     """Return the function from a state and what comes to the cycles it takes and the next state."""
     function = operator.function
-    price = _pricing(node, unit, function, operator.compute, operator.writes and not isinstance(operator, Accum))
+    price = pricing(node, unit, function, operator.compute, operator.writes and not isinstance(operator, Accum))
     single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
     _check_computed(node, unit, function)
     prices: dict[Any, Price] = {}
@@ -418,13 +337,13 @@ def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tu
 
     def update(state: Any, value: Any) -> tuple[int, Any]:
         values = (value,) if single else value
-        shapes = _shapes(values)
+        shapes = shapes_of(values)
         found = prices.get(shapes)
         if found is None:
             found = prices[shapes] = price(shapes)
         unit.flops += found[2]
         made = accumulate(state, *values)
-        check(made, function.grown(None if state is None else _shapes((state,))[0], found[1]), shapes)
+        check(made, function.grown(None if state is None else shapes_of((state,))[0], found[1]), shapes)
         return found[0], made
 
     return update

@@ -106,7 +106,8 @@ class LinearLoad(_Load):
             if not isinstance(down, int):
                 down = unit.engine.rows[self.tensor.name] // self.tile[0]
             view = View((down, across), (across, 1)) if down else None
-        order = [] if view is None else list(zip(view.positions(), view.stops()))
+        positions, stops = ([], []) if view is None else (view.positions(), view.stops())
+        tiles: list[Any] = []
         rank = 2 if view is None else len(view.shape)
         source = unit.inputs[0] if unit.inputs else None
         value, stop = None, 0
@@ -118,7 +119,8 @@ class LinearLoad(_Load):
             if value is EMPTY:
                 yield from unit.put(sink, EMPTY, stop + rank)
             else:
-                for number, ends in order:
+                tiles = tiles or [tile(number) for number in positions]  # the same for each element
+                for found, ends in zip(tiles, stops):
                     unit.read += size
                     if unit.ask(requests):
                         while unit.answer is None:
@@ -126,8 +128,8 @@ class LinearLoad(_Load):
                         unit.answered()
                     while not sink.room:
                         yield sink
-                    unit.send(sink, tile(number), ends + stop if ends == rank else ends)
-                if not order:
+                    unit.send(sink, found, ends + stop if ends == rank else ends)
+                if not tiles:
                     yield from unit.put(sink, EMPTY, rank + stop)
             if source is None or stop == source.rank:
                 return

@@ -61,6 +61,7 @@ class Partition(Operator):
                 _, stop = unit.take(source)
                 ended = stop == source.rank
                 continue
+            unit.clock = max(unit.clock, source.items[0][0])
             chosen: Any = EMPTY
             while chosen is EMPTY:
                 if selected:
@@ -202,7 +203,7 @@ def forward(
 def broadcast(unit: Unit) -> Process:
     """Send what comes to several units at the same time, once all of them have room."""
     (source,), sinks = unit.inputs, [(sink, sink.room, sink.items) for sink in unit.outputs]
-    items, last = source.items, source.rank
+    items, freed, last, count = source.items, source.room, source.rank, len(sinks)
     wake, hop, clock = unit.wake, unit.hop, 0
     while True:
         while not items:
@@ -224,9 +225,13 @@ def broadcast(unit: Unit) -> Process:
             if sink.waiter is not None:
                 wake(sink.waiter)
                 sink.waiter = None
-        unit.tokens += len(sinks)
+        unit.tokens += count
         unit.clock = clock
-        unit.free(source)
+        items.popleft()
+        freed.append(clock + hop)
+        if source.waiter is not None:
+            wake(source.waiter)
+            source.waiter = None
         if stop == last:
             return
 

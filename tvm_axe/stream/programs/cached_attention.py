@@ -103,9 +103,10 @@ def attention(
     way : str
         One of `WAYS`.
     regions : int
-        The number of regions; with coarse blocks there are as many as blocks.
+        The number of regions; with coarse blocks the most, there are no more than blocks.
     block : int or sequence of int
-        Requests of a block; or of each, all requests together.
+        Requests of a block; or of each, all requests together. Where there are more blocks than regions, these get
+        another one each in turn.
     tile : int
         Tokens of a tile of the cache.
     dtype : str
@@ -119,9 +120,9 @@ def attention(
     """
     if way not in WAYS:
         raise StreamError(f"way={way!r} must be one of {', '.join(WAYS)}")
-    blocks = _blocks(batch, block)
+    shares = _coarse(batch, block, regions)
     if way == "coarse":
-        regions = len(blocks)
+        regions = len(shares)
     if not 1 <= regions <= batch:
         raise StreamError(f"regions={regions} must be between 1 and the number of requests, {batch}")
     p = StreamProgram(f"attention, {way}")
@@ -133,11 +134,11 @@ def attention(
     caches = Caches.of(p, heads, batch, cached, tile, dtype)
     out = p.tensor("out", batch * heads.queries, heads.size, dtype)
     if way == "coarse":
-        for number, own in enumerate(blocks):
-            requests = _load(p, tensors, heads, own.start, len(own), f"{number}")
+        for number, own in enumerate(shares):
+            requests = _load(p, tensors, heads, own, f"{number}")
             attend(p, caches, requests, number).result.store_at(out, requests.row).discard()
         return p
-    requests = _load(p, tensors, heads, 0, batch, "")
+    requests = _load(p, tensors, heads, list(range(batch)), "")
     kind = StreamType((batch,), Selector(regions))
     if way == "interleaved":
         # Known beforehand, so that no stream of requests waits for another to be sent on.
@@ -175,12 +176,17 @@ def attend(p: StreamProgram, caches: Caches, requests: Requests, number: int) ->
     return Region(attended.map(functions.div(), total, writes=True), loaded)
 
 
-def _load(p: StreamProgram, tensors: dict[str, Tensor], heads: Heads, first: int, number: int, suffix: str) -> Requests:
-    """Load so many requests from `first` on."""
-    view = View((number,), (1,), first)
-    shape = {"q": (heads.queries, heads.size), "k": (1, heads.size), "v": (1, heads.size)}
-    loads = [p.load(tensor, shape[name], view, name=f"load_{name}{suffix}") for name, tensor in tensors.items()]
+def _load(p: StreamProgram, tensors: dict[str, Tensor], heads: Heads, own: list[int], suffix: str) -> Requests:
+    """Load these requests: one after the other where they lie so, else each at its address."""
+    first, number = own[0], len(own)
+    view = View((number,), (1,), first) if own == list(range(first, first + number)) else None
     known = [p.input(f"{name}{suffix}", StreamType((number,), Scalar())) for name in ("row", "tiles", "offset")]
+    which = functions.number("request", lambda row: row // heads.queries, cycles=0)
+    request = None if view is not None else known[0].map(which, name=f"request{suffix}")
+    loads = []
+    for name, tensor in tensors.items():
+        shape, of = (heads.queries if name == "q" else 1, heads.size), f"load_{name}{suffix}"
+        loads.append(p.load(tensor, shape, view, of) if request is None else request.load_at(tensor, shape, name=of))
     return Requests(*loads, *known)
 
 
@@ -258,6 +264,13 @@ def _blocks(batch: int, block: int | Sequence[int]) -> list[range]:
     return [range(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes))]
 
 
+def _coarse(batch: int, block: int | Sequence[int], regions: int) -> list[list[int]]:
+    """Return the requests of each region that gets blocks in turn."""
+    blocks = _blocks(batch, block)
+    count = min(regions, len(blocks))
+    return [[request for own in blocks[region::count] for request in own] for region in range(count)]
+
+
 def attention_inputs(
     lengths: NDArray[np.int64],
     heads: Heads,
@@ -275,9 +288,9 @@ def attention_inputs(
     }
     if way == "coarse":
         return {
-            f"{name}{number}": values[own.start : own.stop]
+            f"{name}{number}": values[own]
             for name, values in known.items()
-            for number, own in enumerate(_blocks(batch, block))
+            for number, own in enumerate(_coarse(batch, block, regions))
         }
     chosen = {"region": [(number % regions,) for number in range(batch)]} if way == "interleaved" else {}
     return {**known, **chosen}

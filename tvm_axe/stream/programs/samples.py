@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,25 +80,34 @@ class Sample:
         return float(worst)
 
 
-def make_sample(name: str, model: Model, batch: int, seed: int) -> Sample:
+def make_sample(name: str, model: Model, batch: int, seed: int, **sizes: Any) -> Sample:
     """Return a program of the table on made-up requests.
+
+    Parameters
+    ----------
+    **sizes : Any
+        Of attention, `regions` and `block` as `attention` takes them; by default `REGIONS`, and as many blocks.
 
     Raises
     ------
     StreamError
-        If there is no such program.
+        If there is no such program, or it has no such sizes.
     """
     if name not in PROGRAMS:
         raise StreamError(f"there is no program {name!r}; there are {', '.join(PROGRAMS)}")
     kind, _, variant = name.partition("-")
-    return {"moe": _moe, "attention": _attention, "decoder": _decoder}[kind](model, variant, batch, seed)
+    if kind == "attention":
+        return _attention(model, variant, batch, seed, **sizes)
+    if sizes:
+        raise StreamError(f"{name} takes no {' and no '.join(sizes)}; programs of attention do")
+    return {"moe": _moe, "decoder": _decoder}[kind](model, variant, batch, seed)
 
 
 PROGRAMS = {
     "moe-static": "a mixture of experts (SwiGLU) on tiles of 16 tokens, a region an expert",
     "moe-dynamic": "the same on tiles as high as an expert has tokens",
     "moe-shared": f"the same with {REGIONS} regions that the experts share (configuration time-multiplexing)",
-    "attention-coarse": "attention over caches of different lengths, requests in fixed blocks a region",
+    "attention-coarse": "attention over caches of different lengths, requests in fixed blocks to the regions",
     "attention-interleaved": f"the same with the requests sent to {REGIONS} regions in turn",
     "attention-dynamic": f"the same with each request sent to the first of {REGIONS} regions that is free",
     "decoder": "a decoder layer: heads, attention and experts, with dynamic tiles",
@@ -118,9 +127,16 @@ def _moe(model: Model, variant: str, batch: int, seed: int) -> Sample:
     return Sample(program, moe_inputs(chosen), Accelerator(), lambda arrays: moe_reference(arrays, chosen, moe), seed)
 
 
-def _attention(model: Model, variant: str, batch: int, seed: int) -> Sample:
+def _attention(
+    model: Model,
+    variant: str,
+    batch: int,
+    seed: int,
+    regions: int = REGIONS,
+    block: int | Sequence[int] | None = None,
+) -> Sample:
     heads, cached = model.heads, lengths(batch, seed)
-    sizes: dict[str, Any] = {"regions": min(REGIONS, batch), "block": -(-batch // REGIONS)}
+    sizes: dict[str, Any] = {"regions": min(regions, batch), "block": block or -(-batch // regions)}
     program = attention(heads, batch, int(cached_tiles(cached, 32).max()), variant, **sizes)
     streams = attention_inputs(cached, heads, variant, **sizes)
     accelerator = Accelerator(compute=2048, depth=1)
