@@ -1,5 +1,6 @@
 """Time: what units cost, back pressure, order of arrival, feedback, deadlocks, counters."""
 
+import gc
 import json
 
 import numpy as np
@@ -287,3 +288,47 @@ def test_events_grow_linearly_with_the_stream():
     p.input("x", StreamType((symbol("n"),), Scalar())).map(busy(1)).output("y")
     few, many = (p.run({"x": [0] * count}, FAST).tokens for count in (100, 1000))
     assert (few, many) == (200, 2000)
+
+
+def test_units_alike_share_what_a_function_costs():
+    asked = []
+
+    def flops(a):
+        asked.append(a.shape)
+        return a.rows * a.columns
+
+    function = functions.exp().costing(flops=flops)
+    p = StreamProgram("shared")
+    for number in range(3):
+        x = p.input(f"x{number}", StreamType((2,), Tile(symbol(f"R{number}"), 8)))
+        x.map(function, name=f"f{number}").output(f"y{number}")
+    asked.clear()
+    shapes = [(4, 8), (6, 8)]
+    report = p.run({f"x{number}": shapes for number in range(3)}, Accelerator(compute=1), values=False)
+    assert asked == shapes
+    assert [report.unit(f"f{number}").busy for number in range(3)] == [80] * 3
+
+
+def test_units_that_share_costs_still_check_what_they_declare():
+    p = StreamProgram("declared")
+    anything = functions.TileFunction("cut", lambda a: a[:2], lambda a: Tile(a.rows, a.columns), lambda a: 0)
+    rows = symbol("R")
+    p.input("x", StreamType((1,), Tile(rows, 8))).map(anything).output("y")
+    p.input("z", StreamType((1,), Tile(2 * rows, 8))).map(anything).output("w")
+    found = p.run({"x": [(3, 8)], "z": [(6, 8)]}, Accelerator(), values=False)
+    assert found.outputs == {"y": [(3, 8)], "w": [(6, 8)]}
+
+
+def test_a_run_leaves_the_garbage_collector_nothing():
+    sample = make_sample("attention-dynamic", SMALL, batch=8, seed=1)
+    sample.run()
+    gc.collect()
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        report = sample.run()
+        found = gc.collect()
+    finally:
+        if before:
+            gc.enable()
+    assert report.cycles and found < len(report.units)

@@ -50,7 +50,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout import composing, grouping, image, inverting, mesh_side, packing, slicing, summing, tiling
+from tvm_axe.layout import composing, grouping, image, inverting, mesh_side, packing, slicing, summing, threads, tiling
 from tvm_axe.layout.axes import INT64_MAX, Coordinate, check_int, make_coordinate
 from tvm_axe.layout.iters import Iter, merge_replica, merge_shard, sort_replica
 from tvm_axe.layout.mesh import Mesh
@@ -253,6 +253,7 @@ class Layout:
     pack = packing.pack
     unpack = packing.unpack
     broadcast = packing.broadcast
+    on_threads = threads.on_threads
     project = mesh_side.project
     owner = mesh_side.owner
     mask = mesh_side.mask

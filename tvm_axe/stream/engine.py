@@ -59,8 +59,8 @@ class Channel:
         "depth", "items", "left", "rank", "returns", "room", "sender", "source", "stored", "target", "type", "waiter",
     )  # fmt: skip
 
-    def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool, returns: bool = False) -> None:
-        self.type, self.sender, self.depth, self.stored, self.returns = type, sender, depth, stored, returns
+    def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool) -> None:
+        self.type, self.sender, self.depth, self.stored, self.returns = type, sender, depth, stored, False
         self.rank, self.source, self.target = type.rank, sender.name, ""
         self.left = 0
         self.items: deque[tuple[int, Any, int]] = deque()

@@ -136,10 +136,7 @@ def _wire(
         raise unit.fail(f"output {stream.name!r}, {stream}, isn't connected; use it, or say Stream.discard()")
 
     def channel(source: Unit, known: Stream) -> Channel:
-        # A loop takes back all that it sends on its way; other feedback may have more than is taken.
-        taken = any(isinstance(taker.operator, LoopHead) for taker in known.consumers)
-        returns = isinstance(known.node.operator, FeedbackEdge) and not taken
-        made = Channel(stream.type, source, known.depth or depth, stream.stored, returns)
+        made = Channel(stream.type, source, known.depth or depth, stream.stored)
         source.outputs.append(made)
         return made
 
@@ -156,6 +153,8 @@ def _wire(
         made.append(link)
         arrivals.setdefault((id(known), id(consumer)), []).append(link)
         if isinstance(known.node.operator, FeedbackEdge):
+            # A loop takes back all that it sends on its way; other feedback may have more than is taken.
+            link.returns = not isinstance(consumer.operator, LoopHead)
             for value in known.node.operator.initial:
                 link.room.popleft()
                 link.items.append((0, value, 0))
