@@ -282,7 +282,7 @@ class Windowed(nn.Module):
         return self.own["o"](out.transpose(1, 2).reshape(batch, tokens, width))
 
 
-@pytest.mark.parametrize(("importer", "sinks"), [("torch", False), ("torch", True), ("onnx", False)])
+@pytest.mark.parametrize(("importer", "sinks"), [("torch", False), ("torch", True), ("onnx", False), ("onnx", True)])
 @torch.no_grad()
 def test_windows_and_sinks_are_one_kernel(importer: str, sinks: bool) -> None:
     torch.manual_seed(0)

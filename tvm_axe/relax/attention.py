@@ -83,7 +83,7 @@ class Attention:
     order : str
         How its result lies, h or t.
     sinks : Expr or None
-        A score more for each head (heads), of a key whose value is zero; scores are scaled before.
+        A score more for each head, of a key whose value is zero; scores are scaled before.
     """
 
     q: Source
@@ -145,7 +145,9 @@ class Attention:
         tensors = [_laid(visited(source.value), source, letter, batch, emit) for source, letter in sources]
         if self.sinks is None:
             return tensors
-        scores, (heads,) = visited(self.sinks), extents_of(self.sinks)
+        scores, heads = visited(self.sinks), product(extents_of(self.sinks))
+        if len(extents_of(self.sinks)) != 1:
+            scores = emit(relax.op.reshape(scores, (heads,)))
         if str(scores.ty.dtype) != "float32":
             scores = emit(relax.op.astype(scores, "float32"))
         times = self.q.heads(batch) // heads
@@ -231,7 +233,7 @@ class _Finder:
         found = self._of(call, tensors, scale * of_q * of_k, order, mask, "h")
         if found is None or sinks is None:
             return found
-        (heads,), all_heads = extents_of(sinks), found.q.heads(found.batch)
+        heads, all_heads = product(extents_of(sinks)), found.q.heads(found.batch)
         return replace(found, sinks=sinks) if all_heads % heads == 0 else None
 
     def _of(

@@ -89,10 +89,13 @@ class Scores:
                 if product(own) != heads or product(before) != heads or heads not in before:
                     return None  # more than ones around it
                 at = before.index(heads)
+            elif not isinstance(call, relax.Call):
+                break
             elif not is_call(call, "relax.astype"):
                 return None
             sink = call.args[0]
-        return sink if sides_of(sink) == [heads] else None
+        own = sides_of(sink) or []
+        return sink if product(own) == heads and heads in own else None
 
     def unmasked(self, scores: relax.Expr) -> tuple[relax.Expr, Mask | None]:
         """Scores before a mask, and which that is; None of what is added or chosen otherwise."""
