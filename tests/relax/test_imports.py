@@ -223,14 +223,16 @@ class Layer(nn.Module):
         return self.own["o"](out.transpose(1, 2).reshape(batch, tokens, width))
 
 
-def imported(model: Any, importer: str) -> Any:
-    """With a batch and a number of tokens that aren't known."""
-    example = (torch.randn(3, 7, WIDTH),)
+def imported(model: Any, importer: str, known: tuple[int, int] | None = None) -> Any:
+    """With a batch and a number of tokens that aren't known, unless they are given."""
+    example = (torch.randn(*(known or (3, 7)), WIDTH),)
     if importer == "torch":
         sizes = {0: torch.export.Dim("batch", min=1, max=8), 1: torch.export.Dim("tokens", min=2, max=512)}
         return from_exported_program(torch.export.export(model, example, dynamic_shapes=(sizes,)))
     onnx, file = pytest.importorskip("onnx", reason="models are imported from ONNX"), io.BytesIO()
-    options: Any = {"input_names": ["x"], "dynamic_axes": {"x": {0: "b", 1: "n"}}, "opset_version": 17, "dynamo": False}
+    options: Any = {"input_names": ["x"], "opset_version": 17, "dynamo": False}
+    if known is None:
+        options["dynamic_axes"] = {"x": {0: "b", 1: "n"}}
     torch.onnx.export(model, example, file, **options)
     return from_onnx(onnx.load_model_from_string(file.getvalue()))
 
@@ -250,3 +252,46 @@ def test_attention_of_any_length_is_one_kernel(workers: Any, importer: str) -> N
         want = copy.deepcopy(model).double()(x.double())
         for got in (alone(x.numpy()), shared.run(workers(2), x.numpy())):
             assert error(got, want) < 2e-6
+
+
+class Windowed(nn.Module):
+    """Two heads for each of keys, a sliding window and, written out, sinks as gpt-oss has them."""
+
+    def __init__(self, sinks: bool) -> None:
+        super().__init__()
+        size = WIDTH // HEADS
+        self.own = linears(q=(WIDTH, WIDTH), k=(WIDTH, 2 * size), v=(WIDTH, 2 * size), o=(WIDTH, WIDTH))
+        self.sinks = nn.Parameter(torch.randn(HEADS)) if sinks else None
+
+    def forward(self, x: Any) -> Any:
+        batch, tokens, width = x.shape
+        q = self.own["q"](x).reshape(batch, tokens, HEADS, -1).transpose(1, 2)
+        k, v = (self.own[name](x).reshape(batch, tokens, 2, -1).transpose(1, 2) for name in "kv")
+        shape = (batch, 2, HEADS // 2, tokens, width // HEADS)
+        k, v = (each[:, :, None].expand(shape).reshape(batch, HEADS, tokens, -1) for each in (k, v))
+        query, key = torch.arange(tokens)[:, None], torch.arange(tokens)[None]
+        seen = (key <= query) & (key > query - 20)
+        if self.sinks is None:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[None, None])
+        else:
+            scores = q @ k.transpose(2, 3) * (WIDTH // HEADS) ** -0.5 + torch.where(seen, 0.0, -3e38)
+            sinks = self.sinks.reshape(1, -1, 1, 1).expand(batch, -1, tokens, -1)
+            scores = torch.cat([scores, sinks], -1)
+            scores = scores - scores.max(dim=-1, keepdim=True).values
+            out = torch.softmax(scores, -1, dtype=scores.dtype)[..., :-1] @ v
+        return self.own["o"](out.transpose(1, 2).reshape(batch, tokens, width))
+
+
+@pytest.mark.parametrize(("importer", "sinks"), [("torch", False), ("torch", True), ("onnx", False), ("onnx", True)])
+@torch.no_grad()
+def test_windows_and_sinks_are_one_kernel(importer: str, sinks: bool) -> None:
+    torch.manual_seed(0)
+    model = Windowed(sinks).eval()
+    known = (2, 130) if importer == "onnx" else None  # upstream's importer expands to known shapes alone
+    exe = axe.compile(imported(model, importer, known), work_dir=None)
+    names = [str(variable.name_hint) for variable in exe.module.get_global_vars()]
+    assert sum(name.startswith("attention") for name in names) == 1
+    assert not any("softmax" in name for name in names)
+    for sizes in ((3, 7), (2, 130)) if known is None else (known,):
+        x = torch.randn(*sizes, WIDTH)
+        assert error(exe(x.numpy()), copy.deepcopy(model).double()(x.double())) < 2e-6

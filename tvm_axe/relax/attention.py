@@ -1,19 +1,20 @@
 """Attention in a model, found by what it computes, whoever wrote it.
 
-    softmax(scale * Q @ K^T + mask) @ V,    or    R.nn.attention(Q, K, V)
+    softmax(scale * Q @ K^T + mask) @ V,    or    R.nn.attention(Q, K, V)    or    R.nn.attention_bias(Q, K, V, mask)
 
 The first as importers write it: the scale on either factor, on both or on the scores, leading dimensions merged or not,
-nothing or a causal mask added, and what guards rows without any key (torch). What stands around is looked through:
-permutations of heads and tokens, keys that are transposed, keys and values repeated for each of a group of heads.
-Batches, queries and keys may be as many as a call brings. What becomes of what is found: `tvm_axe.relax.kernels` for a
-GPU, `tvm_axe.relax.attended` for a CPU.
+nothing or a causal mask added, of all keys or a window of them, a sink, which is one score more for each head that has
+no value (gpt-oss), and what guards rows without any key (torch). What stands around is looked through: permutations of
+heads and tokens, keys that are transposed, keys and values repeated for each of a group of heads. Batches, queries and
+keys may be as many as a call brings. What becomes of what is found: `tvm_axe.relax.kernels` for a GPU,
+`tvm_axe.relax.attended` for a CPU.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tvm import relax, tirx
@@ -21,9 +22,10 @@ from tvm.ir import Range
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.expressions import variables_of
-from tvm_axe.relax.masks import NOTHING, is_causal, is_of_later_keys
+from tvm_axe.relax.masks import Mask, mask_added
 from tvm_axe.relax.operators_of_attention import DTYPES
-from tvm_axe.relax.values import Side, Values, alike, is_call, product, sides_of
+from tvm_axe.relax.scores import Scores, is_last
+from tvm_axe.relax.values import Side, Values, alike, extents_of, is_call, product, sides_of
 
 __all__ = ["Attention", "Source", "attentions"]
 
@@ -76,10 +78,12 @@ class Attention:
         batches; or, if these aren't known, each head is a batch.
     scale : float or None
         What scores are multiplied by; None of 1 / sqrt(dim).
-    causal : bool
-        Whether a query doesn't see the keys that are later than it; the last one sees all.
+    mask : Mask
+        Which keys a query sees.
     order : str
         How its result lies, h or t.
+    sinks : Expr or None
+        A score more for each head, of a key whose value is zero; scores are scaled before.
     """
 
     q: Source
@@ -87,8 +91,9 @@ class Attention:
     v: Source
     batch: Side
     scale: float | None
-    causal: bool
+    mask: Mask
     order: str
+    sinks: relax.Expr | None = None
 
     @property
     def is_known(self) -> bool:
@@ -109,8 +114,9 @@ class Attention:
             "queries": _variable(queries, "queries"),
         }
         sizes["keys"] = sizes["queries"] if alike([queries], [keys]) else _variable(keys, "keys")
-        own = {**sizes, "dim": dim, "dtype": str(self.q.value.ty.dtype), "causal": self.causal}
-        return own if self.scale is None else {**own, "scale": self.scale}
+        own = {**sizes, "dim": dim, "dtype": str(self.q.value.ty.dtype), "causal": self.mask.causal}
+        asked = {"scale": self.scale, "window": self.mask.window, "sinks": self.sinks is not None or None}
+        return own | {name: value for name, value in asked.items() if value is not None}
 
     @property
     def letters(self) -> str:
@@ -136,7 +142,16 @@ class Attention:
     ) -> list[relax.Expr]:
         """Its tensors as a kernel of so many batches reads them, a letter each; what they are made of is `visited`."""
         sources = zip((self.q, self.k, self.v), letters)
-        return [_laid(visited(source.value), source, letter, batch, emit) for source, letter in sources]
+        tensors = [_laid(visited(source.value), source, letter, batch, emit) for source, letter in sources]
+        if self.sinks is None:
+            return tensors
+        scores, heads = visited(self.sinks), product(extents_of(self.sinks))
+        if len(extents_of(self.sinks)) != 1:
+            scores = emit(relax.op.reshape(scores, (heads,)))
+        if str(scores.ty.dtype) != "float32":
+            scores = emit(relax.op.astype(scores, "float32"))
+        times = self.q.heads(batch) // heads
+        return [*tensors, scores if times == 1 else emit(relax.op.tile(scores, [times]))]
 
 
 def _variable(extent: Side, name: str) -> int | tirx.Var:
@@ -169,43 +184,68 @@ class _Finder:
 
     def __init__(self, func: relax.Function) -> None:
         self.values = Values(func)
+        self._scores = Scores(self.values)
 
     def match(self, call: relax.Call) -> Attention | None:
         """The attention that a call computes; None if it computes anything else."""
-        if is_call(call, "relax.nn.attention"):
+        if is_call(call, "relax.nn.attention") or is_call(call, "relax.nn.attention_bias"):
             return self._operator(call)
         return self._product(call) if is_call(call, "relax.matmul") else None
 
     def _operator(self, call: relax.Call) -> Attention | None:
-        """The attention that `R.nn.attention` is, without a bias and a window."""
-        mask, scale = call.attrs.causal_mask, call.attrs.scale
-        if len(call.args) != 3 or call.attrs.window_size is not None:
+        """The attention that `R.nn.attention` is, without upstream's window; with a bias that is a mask."""
+        causal, scale = call.attrs.causal_mask, call.attrs.scale
+        if call.attrs.window_size is not None or (len(call.args) > 3 and causal is not None):
             return None
-        return self._of(call, [(each, "t") for each in call.args], None if scale is None else float(scale), mask, "t")
+        order, mask = causal, Mask(causal is not None)
+        if len(call.args) > 3:
+            q, k = (sides_of(each) for each in call.args[:2])
+            if q is None or k is None or len(q) != 4 or len(k) != 4:
+                return None
+            found = mask_added(self.values, call.args[3], [q[0], q[2], q[1], k[1]])
+            if found is None:
+                return None
+            order, mask = "BottomRight" if found.causal else None, found
+        tensors = [(each, "t") for each in call.args[:3]]
+        return self._of(call, tensors, None if scale is None else float(scale), order, mask, "t")
 
     def _product(self, call: relax.Call) -> Attention | None:
         """The attention whose weights and values a matmul multiplies."""
-        weights = self._guarded(self.values.matrix(call.args[0]))
-        if not is_call(weights, "relax.nn.softmax") or not _is_last(int(weights.attrs.axis), weights):
+        weights = self._scores.guarded(self._scores.uncast(self.values.matrix(call.args[0])))
+        kept = self._scores.kept(weights)
+        softmax = self._scores.uncast(weights if kept is None else kept)
+        if not is_call(softmax, "relax.nn.softmax") or not is_last(int(softmax.attrs.axis), softmax):
             return None
-        scores, causal = self._unmasked(self.values.matrix(weights.args[0]))
-        scores, scale = self._unscaled(scores)
+        scores, sinks = self._scores.uncast(self.values.matrix(softmax.args[0])), None
+        if kept is not None:
+            scores, sinks = self._scores.without_sinks(scores)
+            if sinks is None or not alike(sides_of(scores) or [], sides_of(weights) or []):
+                return None
+            scores = self._scores.uncast(self.values.matrix(scores))
+        scores, mask = self._scores.unmasked(scores)
+        scores, scale = self._scores.unscaled(scores)
         scores = self.values.matrix(scores)
-        if causal is None or not is_call(scores, "relax.matmul"):
+        if mask is None or not is_call(scores, "relax.matmul"):
             return None
-        (q, of_q), (k, of_k) = (self._unscaled(each) for each in scores.args)
+        (q, of_q), (k, of_k) = (self._scores.unscaled(each) for each in scores.args)
         tensors = [(q, "h"), (k, "d"), (call.args[1], "h")]
-        return self._of(call, tensors, scale * of_q * of_k, "BottomRight" if causal else None, "h")
+        order = "BottomRight" if mask.causal else None
+        found = self._of(call, tensors, scale * of_q * of_k, order, mask, "h")
+        if found is None or sinks is None:
+            return found
+        heads, all_heads = product(extents_of(sinks)), found.q.heads(found.batch)
+        return replace(found, sinks=sinks) if all_heads % heads == 0 else None
 
     def _of(
         self,
         call: relax.Call,
         tensors: list[tuple[relax.Expr, str]],
         scale: float | None,
-        mask: str | None,
+        causal: str | None,
+        mask: Mask,
         order: str,
     ) -> Attention | None:
-        """The attention of tensors, if they fit each other; `mask` is one of upstream's names, or None."""
+        """The attention of tensors, if they fit each other; `causal` is one of upstream's names, or None."""
         given = [Source(*tensor) for tensor in tensors]
         shapes = [sides_of(each) for each in (call, *(source.value for source in given))]
         if any(shape is None or len(shape) < 3 for shape in shapes):
@@ -221,7 +261,11 @@ class _Finder:
         fits = alike([product(k.sides[:2])], [product(v.sides[:2])]) and alike(k.sides[2:], v.sides[2:])
         if not fits or not alike(k.sides[3:], [dim]) or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
             return None
-        if mask is not None and not alike([queries], [keys]) and (mask == "TopLeft" or not _is_later(keys, queries)):
+        if (
+            causal is not None
+            and not alike([queries], [keys])
+            and (causal == "TopLeft" or not _is_later(keys, queries))
+        ):
             return None
         batch = _batch_of(q, k, v, out)
         heads, kv_heads = (source.heads(1 if batch is None else batch) for source in (q, k))
@@ -229,7 +273,7 @@ class _Finder:
             return None
         if scale is not None and math.isclose(scale, dim**-0.5, rel_tol=1e-6):
             scale = None
-        return Attention(q, k, v, batch, scale, mask is not None, order)
+        return Attention(q, k, v, batch, scale, mask, order)
 
     # ---- What stands around -----------------------------------------------------------------------------------------
 
@@ -248,7 +292,7 @@ class _Finder:
             if is_call(inner, "relax.permute_dims"):
                 moved = _axes(inner)
                 value, axes = inner.args[0], tuple(moved[axis] for axis in axes)
-            elif is_call(inner, "relax.broadcast_to") and self._is_as_large(inner.args[0], inner):
+            elif is_call(inner, "relax.broadcast_to") and self._scores.is_as_large(inner.args[0], inner):
                 value = inner.args[0]
             elif not grouped and (single := self._ungrouped(inner, axes[1])) is not None:
                 value, grouped = single, True
@@ -289,58 +333,6 @@ class _Finder:
         )
         return one.args[0] if fits else None
 
-    def _guarded(self, weights: relax.Expr) -> relax.Expr:
-        """The softmax in what replaces its rows by zeros where no score counts, as torch writes it."""
-        if not is_call(weights, "relax.where"):
-            return weights
-        condition, zero, softmax = (self.values.matrix(each) for each in weights.args)
-        for name in ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not"):
-            if not is_call(condition, name):
-                return weights
-            condition = self.values.of(condition.args[0])
-        same = is_call(condition, "relax.equal") and is_call(softmax, "relax.nn.softmax")
-        if not same or not condition.args[0].same_as(softmax.args[0]):
-            return weights
-        infinite, filled = self.values.scalar(condition.args[1]), self.values.scalar(zero)
-        return softmax if infinite == -math.inf and filled == 0 else weights
-
-    def _unmasked(self, scores: relax.Expr) -> tuple[relax.Expr, bool | None]:
-        """Scores before a mask, and whether that is causal; None of a mask that is anything else."""
-        if is_call(scores, "relax.where"):
-            condition, then, otherwise = scores.args
-            later = is_of_later_keys(self.values, condition, scores)
-            inner, filled = (then, otherwise) if later is False else (otherwise, then)
-            number = None if later is None else self.values.scalar(filled)
-            hides = number is not None and number <= NOTHING and self._is_as_large(inner, scores)
-            return (self.values.matrix(inner), True) if hides else (scores, None)
-        if not is_call(scores, "relax.add"):
-            return scores, False
-        for inner, mask in (scores.args, scores.args[::-1]):
-            causal = is_causal(self.values, mask, scores) if self._is_as_large(inner, scores) else None
-            if causal is not None:
-                return self.values.matrix(inner), causal
-        return scores, None
-
-    def _is_as_large(self, value: relax.Expr, scores: relax.Expr) -> bool:
-        return alike(sides_of(value) or [], sides_of(scores) or [])
-
-    def _unscaled(self, value: relax.Expr) -> tuple[relax.Expr, float]:
-        """A value before it is multiplied by numbers, and their product; reshapes that keep its matrices are none."""
-        scale = 1.0
-        while True:
-            call = self.values.matrix(value)
-            if is_call(call, "relax.multiply"):
-                factors = [(a, self.values.scalar(b)) for a, b in (call.args, call.args[::-1])]
-            elif is_call(call, "relax.divide"):
-                divisor = self.values.scalar(call.args[1])
-                factors = [(call.args[0], 1 / divisor if divisor else None)]
-            else:
-                return self.values.named(call) if self._is_as_large(call, value) else value, scale
-            inner = next(((a, factor) for a, factor in factors if factor is not None), None)
-            if inner is None or not self._is_as_large(inner[0], call):
-                return value, scale
-            value, scale = inner[0], scale * inner[1]
-
 
 def _is_later(keys: Side, queries: Side) -> bool:
     """Whether there are as many keys as queries at least, whatever the sizes are that they are counted in."""
@@ -363,10 +355,6 @@ def _batch_of(q: Source, k: Source, v: Source, out: Source) -> Side | None:
     if out.order == "t":
         return None
     return 1 if known else product(q.sides[:2])
-
-
-def _is_last(axis: int, value: relax.Expr) -> bool:
-    return axis in (-1, len(sides_of(value) or []) - 1)
 
 
 def _axes(call: relax.Call) -> list[int]:

@@ -303,8 +303,11 @@ def for_share(local: tirx.PrimFunc, whole: tirx.PrimFunc, rank: tirx.Var) -> tir
         for func in (local, whole)
     )
     own = {key.removeprefix(f"{KERNEL}."): value for key, value in asked.items() if key != KERNEL}
+    sinks = shapes[3] if own.get("sinks", False) else None
+    if sinks is not None:
+        shapes, before = ([*each[:3], each[4]] for each in (shapes, before))
     share = _SHARES[str(attrs[KERNEL])](own, shapes, before)
-    if share is None:
+    if share is None or (sinks is not None and sinks != [share["heads"]]):
         return local
     # Of what isn't known it is said already which extent it is.
     found = {f"{KERNEL}.{key}": n for key, n in share.items() if isinstance(n, int)}
@@ -404,9 +407,10 @@ def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:
     batch, heads, kv_heads = (problem[name] for name in ("batch", "heads", "kv_heads"))
     queries, keys, dim, dtype, causal = (problem[name] for name in ("queries", "keys", "dim", "dtype", "causal"))
     scale = scale_of(dim, problem.get("scale"))
-    group = heads // kv_heads
+    group, window = heads // kv_heads, problem.get("window")
     own = shapes(batch, heads, kv_heads, queries, keys, dim, order)
     q, k, v = (te.placeholder(shape, dtype, name) for shape, name in zip(own, "QKV"))
+    sinks = [te.placeholder((heads,), "float32", "S")] if problem.get("sinks", False) else []
 
     def at(tensor: te.Tensor, letter: str, b: Any, head: Any, token: Any, d: Any) -> Any:
         return tensor[b, head, token, d] if letter == "h" else tensor[b, token, head, d]
@@ -423,10 +427,17 @@ def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:
 
     def seen(b: Any, h: Any, i: Any, t: Any) -> Any:
         scaled = scores[b, h, i, t] * tirx.const(scale, "float32")
-        return tirx.if_then_else(t <= i + (keys - queries), scaled, tirx.const(MASKED, "float32")) if causal else scaled
+        if not causal:
+            return scaled
+        newest = i + (keys - queries)
+        shown = t <= newest if window is None else tirx.all(t <= newest, t > newest - window)
+        return tirx.if_then_else(shown, scaled, tirx.const(MASKED, "float32"))
 
     masked = te.compute(shape, seen, "masked")
     top = te.compute(shape[:3], lambda b, h, i: te.max(masked[b, h, i, largest], largest), "top")
+    if sinks:
+        top_of_keys = top
+        top = te.compute(shape[:3], lambda b, h, i: te.max(top_of_keys[b, h, i], sinks[0][h]), "top_of_all")
     weights = te.compute(shape, lambda b, h, i, t: te.exp(masked[b, h, i, t] - top[b, h, i]), "weights")
     total = te.compute(shape[:3], lambda b, h, i: te.sum(weights[b, h, i, every], every), "total")
 
@@ -437,6 +448,9 @@ def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:
 
     def averaged(b: Any, first: Any, second: Any, d: Any) -> Any:
         h, i = (first, second) if order[3] == "h" else (second, first)
-        return (sums[b, h, i, d] / total[b, h, i]).astype(dtype)
+        whole = total[b, h, i]
+        for sink in sinks:
+            whole = whole + te.exp(sink[h] - top[b, h, i])
+        return (sums[b, h, i, d] / whole).astype(dtype)
 
-    return [q, k, v, te.compute(own[3], averaged, "O")]
+    return [q, k, v, *sinks, te.compute(own[3], averaged, "O")]

@@ -1,28 +1,29 @@
-"""Which keys the scores of an attention count: whether what is added to scores, or chosen instead of them, is causal.
+"""Which keys the scores of an attention count, by what is added to the scores, or chosen instead of them.
 
 A mask is a constant; or, where tokens are as many as a call brings, what importers write of ranges and comparisons::
 
     where(expand_dims(arange(n), 0) - expand_dims(arange(n), 1) <= 0, 0, -inf)
 
 Of these the elements are worked out in two cases, of keys that are later than their query and of the others: a mask is
-causal if in the one case no score counts, and in the other each is as it was.
+causal if in the one case no score counts, and in the other each is as it was. Where the others aren't all alike, the
+nearest of them that differs from its query's own key ends a window, if all keys before it differ, and none behind it.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import ir, relax, tirx
 from tvm.ir import GenericConst, Range
 from tvm.sym import Analyzer
 
-from tvm_axe.relax.values import Values, alike, sides_of
+from tvm_axe.relax.values import Side, Values, alike, sides_of
 
-__all__ = ["NOTHING", "is_causal", "is_of_later_keys"]
+__all__ = ["NOTHING", "Mask", "chosen_by", "mask_added"]
 
 NOTHING = -1e30
 """What is added to scores that aren't to count is at most this."""
@@ -38,61 +39,114 @@ _ARITHMETIC = {"add": operator.add, "subtract": operator.sub, "multiply": operat
 _LOGICAL = {"logical_and": min, "bitwise_and": min, "logical_or": max, "bitwise_or": max}
 _FILLED = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
 
+
+class Mask(NamedTuple):
+    """Which keys a query sees: all or, causal, none behind its own; with a window, of these the last so many alone."""
+
+    causal: bool = False
+    window: int | None = None
+
+
 _Element = Any
 """An expression of the place of integers, a number of anything else: of truth values 1 or 0."""
 
 
-def is_causal(values: Values, mask: relax.Expr, scores: relax.Expr) -> bool | None:
-    """Whether a mask that is added to scores hides the keys after each query; False if it hides nothing.
+def mask_added(values: Values, mask: relax.Expr, sides: Sequence[Side]) -> Mask | None:
+    """The mask that is added to scores of these extents; None of any other.
 
-    None of any other mask. The last query is that of the last key.
+    The last query is that of the last key.
     """
-    queries, keys = (sides_of(scores) or [])[-2:]
+    queries, keys = sides[-2:]
     array = values.constant(mask)
     if array is not None and isinstance(queries, int) and isinstance(keys, int):
-        return _is_causal(array, queries, keys)
-    later, seen = _in_both_cases(values, mask, scores)
+        hidden = array.astype("float64") <= NOTHING  # which float16 has not
+        return None if (array[~hidden] != 0).any() else _of_hidden(hidden, queries, keys)
+    later, seen, far, window = _in_cases(values, mask, sides)
     if later is None or seen != 0 or not (later == 0 or later <= NOTHING):
         return None
-    return later != 0
+    if window is None:
+        return Mask(later != 0)
+    hides = later != 0 and far is not None and far <= NOTHING
+    return Mask(True, window) if hides else None
 
 
-def is_of_later_keys(values: Values, condition: relax.Expr, scores: relax.Expr) -> bool | None:
-    """Whether a condition holds of later keys alone (True), or of all others alone (False); None of any other."""
-    queries, keys = (sides_of(scores) or [])[-2:]
+def chosen_by(values: Values, condition: relax.Expr, sides: Sequence[Side]) -> tuple[bool, Mask] | None:
+    """Whether a condition holds of the keys that a mask hides, or of all others, and the mask; None of any other."""
+    queries, keys = sides[-2:]
     array = values.constant(condition)
     if array is not None and isinstance(queries, int) and isinstance(keys, int):
-        found = (_is_causal(np.where(array == holds, -np.inf, 0.0), queries, keys) for holds in (True, False))
-        return next((holds for holds, causal in zip((True, False), found) if causal), None)
-    later, seen = _in_both_cases(values, condition, scores)
-    return None if later is None or seen is None or later == seen else later != 0
-
-
-def _is_causal(mask: np.ndarray, queries: int, keys: int) -> bool | None:
-    if math.prod(mask.shape[:-2]) != 1:
+        found = ((holds, _of_hidden(array == holds, queries, keys)) for holds in (True, False))
+        return next(((holds, mask) for holds, mask in found if mask is not None and mask.causal), None)
+    later, seen, far, window = _in_cases(values, condition, sides)
+    if later is None or seen is None or later == seen or (window is not None and far != later):
         return None
-    mask = np.broadcast_to(mask.reshape(mask.shape[-2:] if mask.ndim > 1 else mask.shape), (queries, keys))
-    if not mask.any():
-        return False
-    rows, columns = np.indices(mask.shape)
-    later = columns > rows + keys - queries
-    return True if bool((mask[later] <= NOTHING).all()) and not mask[~later].any() else None
+    return later != 0, Mask(True, window)
 
 
-def _in_both_cases(values: Values, value: relax.Expr, scores: relax.Expr) -> list[float | None]:
-    """The element of a key that is later than its query, and of any other; None where these aren't all one number."""
-    *lead, queries, keys = sides_of(scores) or []
+def _of_hidden(hidden: np.ndarray, queries: int, keys: int) -> Mask | None:
+    if math.prod(hidden.shape[:-2]) != 1:
+        return None
+    hidden = np.broadcast_to(hidden.reshape(hidden.shape[-2:] if hidden.ndim > 1 else hidden.shape), (queries, keys))
+    if not hidden.any():
+        return Mask()
+    rows, columns = np.indices(hidden.shape)
+    before = rows + keys - queries - columns
+    shown = ~hidden
+    window = int(before[shown].max(initial=-1)) + 1
+    if window < 1 or not np.array_equal(shown, (before >= 0) & (before < window)):
+        return None
+    return Mask(True, window if window < int(before.max()) + 1 else None)
+
+
+def _in_cases(
+    values: Values, value: relax.Expr, sides: Sequence[Side]
+) -> tuple[float | None, float | None, float | None, int | None]:
+    """The element of a key that is later than its query, of any other, of those before a window, and the window.
+
+    None where these aren't all one number; there is a window only where the others aren't.
+    """
+
+    def element(least: int, extent: int = _FAR) -> float | None:
+        return _at_distance(values, value, sides, least, extent)
+
+    later = element(1)
+    seen = None if later is None else element(1 - _FAR)
+    if later is None or seen is not None:
+        return later, seen, None, None
+    own = element(0, 1)
+    window = None if own is None else _window(lambda distance: element(-distance, 1) == own)
+    if window is None:
+        return later, None, None, None
+    return later, element(1 - window, window), element(-_FAR, _FAR - window + 1), window
+
+
+def _window(is_seen: Callable[[int], bool]) -> int | None:
+    """The first distance that isn't seen, if there is one and all before it are; who asks has to prove that."""
+    most = 1
+    while is_seen(most):
+        most *= 2
+        if most >= _FAR:
+            return None
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if is_seen(middle) else (least, middle)
+    return most
+
+
+def _at_distance(values: Values, value: relax.Expr, sides: Sequence[Side], least: int, extent: int) -> float | None:
+    """The element of all keys so far behind their query's own, from `least` on; None if it isn't one number."""
+    *lead, queries, keys = sides
     row = tirx.const(0, "int64") if queries == 1 else tirx.Var("row", "int64")
-    distance = tirx.Var("distance", "int64")
+    distance: tirx.Expr = tirx.const(least, "int64")
+    analyzer = Analyzer()
+    if extent > 1:
+        distance = tirx.Var("distance", "int64")
+        analyzer.bind(distance, Range.from_min_extent(tirx.const(least, "int64"), tirx.const(extent, "int64")))
     last = row if alike([queries], [keys]) else row + (keys - queries)
     place = [*(tirx.Var(f"i{at}", "int64") for at in range(len(lead))), row, last + distance]
-    found: list[float | None] = []
-    for least in (1, 1 - _FAR):
-        analyzer = Analyzer()
-        analyzer.bind(distance, Range.from_min_extent(tirx.const(least, "int64"), tirx.const(_FAR, "int64")))
-        element = _Elements(values, analyzer).spread(value, place)
-        found.append(element if isinstance(element, float) else None)
-    return found
+    element = _Elements(values, analyzer).spread(value, place)
+    return element if isinstance(element, float) else None
 
 
 class _Elements:

@@ -79,8 +79,10 @@ def _why(call: relax.Call) -> str:
     """Why no kernel computes an attention, in words."""
     q, k = (sides_of(each) or [] for each in call.args[:2])
     dtypes = {str(each.ty.dtype) for each in call.args}
-    if len(call.args) != 3 or call.attrs.window_size is not None:
-        return "attention with a bias or a window isn't one kernel"
+    if len(call.args) != 3:
+        return "attention with a bias isn't one kernel; with one that is a causal mask, of a window or not, it is"
+    if call.attrs.window_size is not None:
+        return "attention with upstream's window isn't one kernel; with a mask of one as its bias it is"
     if len(dtypes) > 1 or not dtypes <= {*DTYPES}:
         return f"attention of {', '.join(sorted(dtypes))} isn't one kernel; of one type of {', '.join(DTYPES)} it is"
     if len(q) != 4 or not all(isinstance(extent, int) for extent in (*q[2:], *k[2:])):
