@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import nvcc
-from tvm_axe.tile.profiling import HEADER, LABELS, Role, Samples, Wait
+from tvm_axe.tile.profiling import HEADER, LABELS, Role, Samples, Waited
 from tvm_axe.timeline import WAITING
 
 
@@ -40,9 +40,9 @@ def example():
 
 def test_clocks_become_nanoseconds_since_the_first_began():
     first, producer, other = example().roles
-    waits = (Wait("a to be loaded", 100, 300), Wait("products", 500, 500))
+    waits = (Waited("a to be loaded", 100, 300), Waited("products", 500, 500))
     assert first == Role("consumer 0", 0, 7, 0, 2_000, waits, lost=1)
-    assert producer == Role("the producer", 0, 7, 50, 1_000, (Wait("a free slot of a", 50, 550),))
+    assert producer == Role("the producer", 0, 7, 50, 1_000, (Waited("a free slot of a", 50, 550),))
     assert other == Role("consumer 0", 1, 3, 500, 1_500, ())
 
 

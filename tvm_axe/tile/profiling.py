@@ -95,7 +95,8 @@ class Samples:
             first, _, last, _, count, sm, *_ = tracks[number].tolist()
             pairs = tracks[number, HEADER : HEADER + 2 * min(count, self.most)].reshape(-1, 2).tolist()
             waits = tuple(
-                Wait(self.labels[word % LABELS], at(sm, begin), at(sm, begin + word // LABELS)) for begin, word in pairs
+                Waited(self.labels[word % LABELS], at(sm, begin), at(sm, begin + word // LABELS))
+                for begin, word in pairs
             )
             block, role = divmod(number, len(self.roles))
             lost = max(0, count - self.most)
@@ -104,7 +105,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Wait:
+class Waited:
     """A wait of a role: for what, and from when to when, in nanoseconds."""
 
     label: str
@@ -126,7 +127,7 @@ class Role:
         The multiprocessor that ran it.
     start, stop : int
         When it began and ended, in nanoseconds.
-    waits : tuple of Wait
+    waits : tuple of Waited
         When it waited, in order.
     lost : int
         How many more waits there were, for which there was no room; they count as work.
@@ -137,7 +138,7 @@ class Role:
     processor: int
     start: int
     stop: int
-    waits: tuple[Wait, ...]
+    waits: tuple[Waited, ...]
     lost: int = 0
 
 
