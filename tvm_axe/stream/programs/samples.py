@@ -86,7 +86,7 @@ def make_sample(name: str, model: Model, batch: int, seed: int, **sizes: Any) ->
     Parameters
     ----------
     **sizes : Any
-        Regions and blocks of attention (`regions`, `block`), as `attention` takes them; by default `REGIONS`, and as many.
+        Regions and blocks of attention, `regions` and `block`, as `attention` takes them; by default `REGIONS` of each.
 
     Raises
     ------
