@@ -18,7 +18,8 @@ from tvm_axe.errors import TileError
 from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines import find_backend
 from tvm_axe.relax.attention import Attention, attentions
-from tvm_axe.relax.kernels import attention_in_blocks, called_for, computed_by
+from tvm_axe.relax.in_blocks import attention_in_blocks, computed_by
+from tvm_axe.relax.kernels import called_for
 from tvm_axe.relax.values import extents_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend

@@ -15,34 +15,32 @@ kernel is chosen later, as other products', with what is pointwise behind it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, te
 from tvm.ir import GenericConst, GlobalVar, IRModule, Op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 from tvm.topi import nn as topi
-from tvm_ffi import structural_equal
 
-from tvm_axe.analysis.annotations import KERNEL
-from tvm_axe.analysis.expressions import uses
 from tvm_axe.machines import backend_of
 from tvm_axe.relax.attention import Attention, attentions
+from tvm_axe.relax.in_blocks import (
+    attention_in_blocks,
+    computed_by,
+    gathered_in_blocks,
+    layer_norm_in_blocks,
+)
 from tvm_axe.relax.operators_of_attention import DTYPES
 from tvm_axe.relax.values import alike, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
-from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
 from tvm_axe.tile.kernels.kernel import Problem
 
-__all__ = ["attention_in_blocks", "called_for", "computed_by", "for_share", "with_kernels"]
+__all__ = ["called_for", "with_kernels"]
 
-_OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
 _FUSABLE = 4  # what it fuses with elementwise operators behind
-
-_AXES = {"h": (0, 1, 2, 3), "t": (0, 2, 1, 3)}
-"""Which axes of a tensor are its batch, heads, tokens and dim, by its letter."""
 
 _FORMS = {
     "relax.permute_dims": "permuted",
@@ -142,7 +140,9 @@ class _Rewriter(PyExprMutator):
             return None
         epsilon = float(call.attrs.epsilon)
         own = [_placeholder(each, name) for each, name in ((data, "X"), (weight, "weight"), (bias, "bias"))]
-        return self._norm("layer_norm", (data, weight, bias), epsilon, _layer_norm((own[0], own[1], own[2]), epsilon))
+        return self._norm(
+            "layer_norm", (data, weight, bias), epsilon, layer_norm_in_blocks((own[0], own[1], own[2]), epsilon)
+        )
 
     def multiplied(self, call: relax.Call) -> relax.Expr | None:
         """A root mean square norm that is written out: a weight by what is divided by the root of its mean square."""
@@ -219,7 +219,9 @@ class _Rewriter(PyExprMutator):
             x = emit(op.broadcast_to(emit(op.reshape(data, (*rows[:-2], k))), (*lead, k)))
             labels = emit(op.astype(emit(op.reshape(index, (told["rows"],))), "int32"))
             # Extents as Relax has them, so that upstream fuses it with operators of its own.
-            func = te.create_prim_func(_gathered(told, shape, dtype, by_columns), "int64").without_attr("global_symbol")
+            func = te.create_prim_func(gathered_in_blocks(told, shape, dtype, by_columns), "int64").without_attr(
+                "global_symbol"
+            )
             variable = self.builder_.add_func(func.with_attr("op_pattern", _FUSABLE), "gathered_matmul")
             arguments = [emit(op.reshape(x, (told["rows"], k))), matrices, labels]
             product = emit(relax.call_tir(variable, arguments, relax.TensorType((told["rows"], n), dtype)))
@@ -261,106 +263,6 @@ def called_for(
     return out if alike(match.result, shape) else relax.op.reshape(emit(out), shape)
 
 
-def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tirx.PrimFunc:
-    """The function of blocks that a kernel computes, which says so.
-
-    Of what isn't known of the problem it says which parameter's extent it is: the numbers of both.
-    """
-    unknown = [value for value in problem.values() if isinstance(value, tirx.Var)]
-    func = te.create_prim_func(list(blocks), "int64" if unknown else None).without_attr("global_symbol")
-    extents = {
-        extent: [at, dim]
-        for at, block in reversed([*enumerate(blocks)])
-        for dim, extent in enumerate(block.shape)
-        if isinstance(extent, tirx.Var)
-    }
-    said = {key: extents[value] if isinstance(value, tirx.Var) else value for key, value in problem.items()}
-    return func.with_attrs({KERNEL: name, **{f"{KERNEL}.{key}": value for key, value in said.items()}, **_OPAQUE})
-
-
-def for_share(local: tirx.PrimFunc, whole: tirx.PrimFunc, rank: tirx.Var) -> tirx.PrimFunc:
-    """What a device does of a function that a kernel computes: by a kernel too, if it is one of fewer heads or rows.
-
-    Anything else says nothing of kernels any more: its blocks are right.
-
-    Parameters
-    ----------
-    local, whole : PrimFunc
-        Of slabs, and what it is a part of.
-    rank : Var
-        The device's coordinate, if it makes a difference.
-    """
-    attrs = dict(whole.attrs.items()) if whole.attrs else {}
-    if KERNEL not in attrs:
-        return local
-    asked = {str(key): value for key, value in attrs.items() if str(key).startswith(KERNEL)}
-    for key in asked:
-        local = local.without_attr(key)
-    if uses(local.body, rank):
-        return local
-    shapes, before = (
-        [[int(n) if isinstance(n, tirx.IntImm) else n for n in param.shape] for param in func.params]
-        for func in (local, whole)
-    )
-    own = {key.removeprefix(f"{KERNEL}."): value for key, value in asked.items() if key != KERNEL}
-    sinks = shapes[3] if own.get("sinks", False) else None
-    if sinks is not None:
-        shapes, before = ([*each[:3], each[4]] for each in (shapes, before))
-    share = _SHARES[str(attrs[KERNEL])](own, shapes, before)
-    if share is None or (sinks is not None and sinks != [share["heads"]]):
-        return local
-    # Of what isn't known it is said already which extent it is.
-    found = {f"{KERNEL}.{key}": n for key, n in share.items() if isinstance(n, int)}
-    return local.with_attrs({**asked, **found})
-
-
-_Shapes = Sequence[Sequence[Any]]
-"""Of a function's tensors; an extent that isn't known is an expression."""
-
-
-def _share_of_attention(own: Mapping[str, Any], shapes: _Shapes, whole: _Shapes) -> dict[str, Any] | None:
-    """Which batches and heads tensors have, and queries without a mask, if each has all of its keys and dim."""
-    order = str(own.get("order", "hhhh"))
-    q, k, v, out = ([shape[n] for n in _AXES[letter]] for shape, letter in zip(shapes, order))
-    all_q, all_k = ([shape[n] for n in _AXES[letter]] for shape, letter in zip(whole[:2], order))
-    rows = 3 if not own["causal"] else 2
-    same = _alike(q, out) and _alike(k, v) and _alike(q[rows:], all_q[rows:]) and _alike(k[2:], all_k[2:])
-    found = _heads(own, q[0], q[1], k[1]) if same and _alike(k[:1], q[:1]) else None
-    return None if found is None else {**found, "queries": q[2]}
-
-
-def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return all(structural_equal(one, other) for one, other in zip(some, others, strict=True))
-
-
-def _share_of_decoding(own: Mapping[str, Any], shapes: _Shapes, _whole: _Shapes) -> dict[str, int] | None:
-    """The same for one query, whose heads come before it or behind."""
-    q, k, v, out = shapes
-    heads, keys, dim = q[1] * q[2], int(own["capacity"]), int(own["dim"])
-    same = out[1] * out[2] == heads and out[0] == q[0] and q[3] == out[3] == dim and k == v and k[2:] == [keys, dim]
-    return _heads(own, q[0], heads, k[1]) if same and k[0] == q[0] else None
-
-
-def _heads(own: Mapping[str, Any], batch: Any, heads: int, kv_heads: int) -> dict[str, Any] | None:
-    alike = kv_heads * int(own["heads"]) == heads * int(own["kv_heads"]) or int(own["kv_heads"]) == 1
-    return {"batch": batch, "heads": heads, "kv_heads": kv_heads} if alike else None
-
-
-def _share_of_norm(own: Mapping[str, Any], shapes: _Shapes, _whole: _Shapes) -> dict[str, int] | None:
-    """Which rows a norm's tensor has, if each is whole."""
-    *rows, columns = shapes[0]
-    return {"rows": math.prod(rows)} if columns == int(own["columns"]) else None
-
-
-_SHARES = {
-    "attention": _share_of_attention,
-    "decode_attention": _share_of_decoding,
-    "rms_norm": _share_of_norm,
-    "layer_norm": _share_of_norm,
-}
-"""Of what a device computes by a kernel, if its tensors have such shapes: in which numbers its problem is another."""
-
-
 def _extents(expr: relax.Expr) -> tuple[int, ...]:
     """The extents of a tensor; none if they aren't all known."""
     return tuple(shape_of(expr) or ())
@@ -368,89 +270,3 @@ def _extents(expr: relax.Expr) -> tuple[int, ...]:
 
 def _placeholder(expr: relax.Expr, name: str) -> te.Tensor:
     return te.placeholder(_extents(expr), str(expr.ty.dtype), name)
-
-
-def _layer_norm(tensors: tuple[te.Tensor, te.Tensor, te.Tensor], epsilon: float) -> list[te.Tensor]:
-    """A layer norm in blocks; upstream has none of bfloat16."""
-    x, weight, bias = tensors
-    *rows, columns = x.shape
-    each, other = te.reduce_axis((0, columns), "k"), te.reduce_axis((0, columns), "k")
-    total = te.compute(rows, lambda *at: te.sum(x(*at, each).astype("float32"), each), "total")
-
-    def far(*at: Any) -> Any:
-        return x(*at).astype("float32") - total(*at[:-1]) / columns.astype("float32")
-
-    squares = te.compute(rows, lambda *at: te.sum(far(*at, other) * far(*at, other), other), "squares")
-
-    def normed(*at: Any) -> Any:
-        factor = te.rsqrt(squares(*at[:-1]) / columns.astype("float32") + tirx.const(epsilon, "float32"))
-        scaled = far(*at) * factor * weight(at[-1]).astype("float32")
-        return (scaled + bias(at[-1]).astype("float32")).astype(x.dtype)
-
-    return [x, weight, bias, te.compute(x.shape, normed, "Y")]
-
-
-def _gathered(told: Mapping[str, int], shape: Sequence[int], dtype: str, by_columns: bool) -> list[te.Tensor]:
-    """A product of each row with the matrix that its label says, in blocks."""
-    x = te.placeholder((told["rows"], told["k"]), dtype, "X")
-    w, labels = te.placeholder(tuple(shape), dtype, "W"), te.placeholder((told["rows"],), "int32", "labels")
-    term = te.reduce_axis((0, told["k"]), "k")
-
-    def product(r: Any, j: Any) -> Any:
-        return te.sum(x[r, term] * (w[labels[r], j, term] if by_columns else w[labels[r], term, j]), term)
-
-    return [x, w, labels, te.compute((told["rows"], told["n"]), product, "Y")]
-
-
-def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:
-    """Attention in blocks, as the kernel of that name computes it; extents that aren't known are variables."""
-    batch, heads, kv_heads = (problem[name] for name in ("batch", "heads", "kv_heads"))
-    queries, keys, dim, dtype, causal = (problem[name] for name in ("queries", "keys", "dim", "dtype", "causal"))
-    scale = scale_of(dim, problem.get("scale"))
-    group, window = heads // kv_heads, problem.get("window")
-    own = shapes(batch, heads, kv_heads, queries, keys, dim, order)
-    q, k, v = (te.placeholder(shape, dtype, name) for shape, name in zip(own, "QKV"))
-    sinks = [te.placeholder((heads,), "float32", "S")] if problem.get("sinks", False) else []
-
-    def at(tensor: te.Tensor, letter: str, b: Any, head: Any, token: Any, d: Any) -> Any:
-        return tensor[b, head, token, d] if letter == "h" else tensor[b, token, head, d]
-
-    inner, last = te.reduce_axis((0, dim), "d"), te.reduce_axis((0, keys), "t")
-    largest, every = te.reduce_axis((0, keys), "t"), te.reduce_axis((0, keys), "t")
-    shape = (batch, heads, queries, keys)
-
-    def product(b: Any, h: Any, i: Any, t: Any) -> Any:
-        left, right = at(q, order[0], b, h, i, inner), at(k, order[1], b, h // group, t, inner)
-        return te.sum(left.astype("float32") * right.astype("float32"), inner)
-
-    scores = te.compute(shape, product, "scores")
-
-    def seen(b: Any, h: Any, i: Any, t: Any) -> Any:
-        scaled = scores[b, h, i, t] * tirx.const(scale, "float32")
-        if not causal:
-            return scaled
-        newest = i + (keys - queries)
-        shown = t <= newest if window is None else tirx.all(t <= newest, t > newest - window)
-        return tirx.if_then_else(shown, scaled, tirx.const(MASKED, "float32"))
-
-    masked = te.compute(shape, seen, "masked")
-    top = te.compute(shape[:3], lambda b, h, i: te.max(masked[b, h, i, largest], largest), "top")
-    if sinks:
-        top_of_keys = top
-        top = te.compute(shape[:3], lambda b, h, i: te.max(top_of_keys[b, h, i], sinks[0][h]), "top_of_all")
-    weights = te.compute(shape, lambda b, h, i, t: te.exp(masked[b, h, i, t] - top[b, h, i]), "weights")
-    total = te.compute(shape[:3], lambda b, h, i: te.sum(weights[b, h, i, every], every), "total")
-
-    def weighed(b: Any, h: Any, i: Any, d: Any) -> Any:
-        return te.sum(weights[b, h, i, last] * at(v, order[2], b, h // group, last, d).astype("float32"), last)
-
-    sums = te.compute((batch, heads, queries, dim), weighed, "sums")
-
-    def averaged(b: Any, first: Any, second: Any, d: Any) -> Any:
-        h, i = (first, second) if order[3] == "h" else (second, first)
-        whole = total[b, h, i]
-        for sink in sinks:
-            whole = whole + te.exp(sink[h] - top[b, h, i])
-        return (sums[b, h, i, d] / whole).astype(dtype)
-
-    return [q, k, v, *sinks, te.compute(own[3], averaged, "O")]

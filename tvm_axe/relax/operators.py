@@ -11,7 +11,7 @@ from tvm_axe.lower.told import RANK
 from tvm_axe.relax.forms import blocks
 from tvm_axe.relax.graph import Graph, Node
 from tvm_axe.relax.holding import Holding
-from tvm_axe.relax.kernels import for_share
+from tvm_axe.relax.kernels_of_shares import for_share
 from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.transfers import Carrying, Transfer
 from tvm_axe.relax.ways import Strategy

@@ -25,7 +25,7 @@ from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import backend_of
 from tvm_axe.relax.codes import Codes, codes_of
 from tvm_axe.relax.expressions import Elements
-from tvm_axe.relax.kernels import computed_by
+from tvm_axe.relax.in_blocks import computed_by
 from tvm_axe.relax.operators_of_attention import APART
 from tvm_axe.relax.values import Side, Values, is_call, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
