@@ -280,7 +280,7 @@ class Worker:
         """Whether the device meets all others by itself, and not those of its host alone."""
         return self.device.meets and len(self._peers) == self._site.mesh.size
 
-    def _gather(self) -> None:
+    def _meet_all(self) -> None:
         """Wait for all the workers of the launch, those whose memory the device doesn't see too."""
         if self._meets_all:
             self.barrier()
@@ -309,7 +309,7 @@ class Worker:
         for i in range(-warmup, repeat):
             if self._meets_all:
                 self.device.hold()
-            self._gather()
+            self._meet_all()
             taken = self.device.timed(key, entry)
             self._finish()
             if i >= 0:
@@ -325,13 +325,13 @@ class Worker:
         entry, values = machine[function], [self._decode(argument) for argument in arguments]
         for _ in range(warmup + 1):
             recorder.calls.clear()
-            self._gather()
+            self._meet_all()
             self._finish()
             start = time.perf_counter_ns()
             entry(*values)
             self._finish()
             stop = time.perf_counter_ns()
-            self._gather()
+            self._meet_all()
             self._finish()
             left = time.perf_counter_ns()
         Recording(tuple(recorder.calls), start, stop, left, clock()).write(self._array(recording))
