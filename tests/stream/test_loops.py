@@ -73,6 +73,16 @@ def test_each_list_goes_around_until_none_of_it_goes_on(lists, accelerator):
     assert report.bindings[symbol("Loop0_left")] == sum(len(one) for _, rounds in expected for one in rounds)
 
 
+@pytest.mark.parametrize("lists", [[[0]], [[0], [0]], [[0], []], [[], [0]], [[0], [3]], [[3], [0, 0]]])
+def test_a_list_whose_elements_are_all_dropped_is_empty(lists):
+    for accelerator in (None, Accelerator(), Accelerator(depth=1)):
+        p = StreamProgram("drop")
+        loop = numbers(p, 2).loop(4)
+        kept = loop.stream.flat_map(lambda value: [value] * (value > 0), SCALARS).flatten()
+        loop.close(kept, kept.map(number("again", lambda value: 0))).output("y")
+        assert p.run({"x": lists}, accelerator).outputs["y"] == [[v for v in own if v] for own in lists]
+
+
 # ---- Random bodies. An element is 100 * how often it still goes around + something.
 
 

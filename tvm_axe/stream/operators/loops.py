@@ -111,6 +111,7 @@ class LoopEnd(Operator):
         cost = read_cost(unit, sources[0])
         routing = 0 if unit.engine.accelerator is None else 1
         stop = 0
+        begun = left = False  # whether the list has a round, and whether an element of it has left
         while stop < sources[0].rank:
             heads = []
             for source in sources:
@@ -126,14 +127,21 @@ class LoopEnd(Operator):
             for source in sources:
                 unit.take(source)
             stop = min(stops)
-            yield from self._send(unit, value, goes, stop)
+            begun = begun or value is not EMPTY or stop == 1
+            left = left or (value is not EMPTY and not goes)
+            yield from self._send(unit, value, goes, stop, begun and not left)
             if stop < max(stops):
+                begun, left = begun and stop < 2, left and stop < 2
                 stop = yield from late_stops(unit, heads)
-                yield from self._send(unit, EMPTY, EMPTY, stop)
+                yield from self._send(unit, EMPTY, EMPTY, stop, begun and not left)
+            begun, left = begun and stop < 2, left and stop < 2
         yield from unit.put(back, EMPTY, back.rank)
 
-    def _send(self, unit: Unit, value: Any, goes: Any, stop: int) -> Generator[Channel, None, None]:
-        """Send an element out of the loop or back, and the stop behind it: back of a round, out of whole lists."""
+    def _send(self, unit: Unit, value: Any, goes: Any, stop: int, lost: bool) -> Generator[Channel, None, None]:
+        """Send an element out of the loop or back, and the stop behind it: back of a round, out of whole lists.
+
+        A list of which nothing is left, as its body dropped all of it (`lost`), is closed by a stop of its own.
+        """
         done, back = unit.outputs
         stays = value if value is not EMPTY and goes else EMPTY
         if value is not stays:
@@ -143,6 +151,8 @@ class LoopEnd(Operator):
                 raise unit.fail(
                     f"{unit.inputs[0].source!r} ends with an element that goes on; it isn't the loop's body"
                 )
+            if lost and stop > 2:
+                yield from unit.put(done, EMPTY, 1)
             yield from unit.put(done, EMPTY, stop - 1)
         elif stop or stays is not EMPTY:
             yield from unit.put(back, stays, stop)

@@ -27,7 +27,7 @@ class CudaPlan(Plan):
     """
 
     grid: Grid
-    samples: Samples | None = None
+    samples: Samples | None
 
     @property
     @abstractmethod

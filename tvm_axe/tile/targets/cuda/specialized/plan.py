@@ -152,6 +152,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         decisions.add(gemm, how, f"what threads compute in loop {loop.var.name} runs beside products")
     return SpecializedPlan(
         program=program,
+        samples=None,
         target=target,
         decisions=decisions.made(),
         grid=grid,

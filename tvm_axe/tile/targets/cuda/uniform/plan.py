@@ -101,6 +101,7 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
             decisions.add(node, "a thread a flag", "the block meets behind a wait and before an ordered signal")
     return UniformPlan(
         program=program,
+        samples=None,
         target=target,
         decisions=decisions.made(),
         grid=grid,
