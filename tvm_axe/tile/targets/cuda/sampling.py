@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.tile.profiling import LABELS, Samples
+from tvm_axe.tile.profiling import HEADER, LABELS, Samples
 
 _CLOCK = """
 __device__ __forceinline__ long axe_clock() { return static_cast<long>(clock64()); }
@@ -38,7 +38,7 @@ _SAMPLE = f"""
 __device__ __forceinline__ void axe_sample(void* to, int count, int most, int label, long begin) {{
   long cycles = static_cast<long>(clock64()) - begin;
   if (count < most) {{
-    volatile long* at = reinterpret_cast<long*>(to) + 8 + 2 * count;
+    volatile long* at = reinterpret_cast<long*>(to) + {HEADER} + 2 * count;
     at[0] = begin;
     at[1] = cycles * {LABELS} + label;
   }}

@@ -213,7 +213,7 @@ class Reduction:
         with T.unroll(self.dst.fragment.registers) as register:
             row = ours.row(threads.index, register)
             each = [threads.index % parts] if by_lanes else list[Any](range(parts))
-            found = [scratch[part * rows + row] for part in each]
+            found = [scratch[at * rows + row] for at in each]
             while len(found) > 1:
                 pairs = [self._combine(a, b) for a, b in zip(found[::2], found[1::2])]
                 found = pairs + found[2 * len(pairs) :]
