@@ -6,7 +6,8 @@ import math
 
 from tvm.target import Target
 
-from tvm_axe.machines import Gpu, machine_of
+from tvm_axe.machines import Cpu, Gpu, machine_of
+from tvm_axe.machines.register_tiles import half_cycles
 from tvm_axe.tile.kernels.kernel import Knobs, Problem, choose
 
 _BLOCKS = {
@@ -15,6 +16,12 @@ _BLOCKS = {
 }
 _OPERAND = 48
 """What loading one row or column of operands costs, in elements of the product: the order of the blocks' speeds."""
+
+_TERMS = 1024
+"""Of so many terms a CPU's block of B, 512 KiB, stays in the second cache."""
+
+_WORTH = 0.995
+"""A CPU's block is of another width than usual if that takes less than so much of the time."""
 
 _WGMMA = {
     (128, 256): (10.2, 10.2),
@@ -46,19 +53,17 @@ def instructions(gpu: Gpu, dtype: str) -> Knobs:
 def matmul_knobs(target: Target, problem: Problem) -> Knobs:
     """Tiles of a product of (m, k) and (k, n).
 
-    On a GPU the default is the block with the least time, by `gpu_block`. On a CPU as many rows as there are, and
-    columns whose part of B stays in a core's second cache.
+    By default they are the block with the least time, by `gpu_block`, and on a CPU by `cpu_block`.
     """
     m, n, dtype = problem["m"], problem["n"], problem["dtype"]
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
-        # Rows of A are read in place, so that rows that no tile divides cost nothing; B is packed a block at a time.
-        rows = min(m, 512)
-        blocks = math.ceil(m / rows) * math.ceil(n / 128) * problem.get("batch", 1)
+        assert isinstance(machine, Cpu), machine
+        block_m, block_n, block_k = cpu_block(machine, problem)
         return {
-            "block_m": choose(rows, 64, 128, 256),
-            "block_n": choose(128 if blocks >= 2 * machine.processors else 64, 32, 64, 128, 256),
-            "block_k": choose(256, 128, 512),
+            "block_m": choose(block_m, 64, 128, 256),
+            "block_n": choose(block_n, 32, 64, 128, 256),
+            "block_k": choose(block_k, 128, 256, 512),
         }
     block_m, block_n = gpu_block(machine, problem)
     taller = [rows for rows in (64, 128, 192, 256) if rows < m + 64]
@@ -72,6 +77,29 @@ def matmul_knobs(target: Target, problem: Problem) -> Knobs:
         "swizzle": choose(16, 1, 4, 8, 32) if m > 64 else (16,),  # one row of tiles has one order
         **instructions(machine, dtype),
     }
+
+
+def cpu_block(cpu: Cpu, problem: Problem) -> tuple[int, int, int]:
+    """Rows, columns and terms of a CPU's block: as many rows as there are, some 128 columns, and all terms, if few.
+
+    Rows of A are read in place, so that rows that no tile divides cost nothing. B is packed a block at a time, whose
+    part stays in a core's second cache. Columns that fill up the last block's vectors are computed, too, so of a few
+    widths it is the one with which the core that has most takes the least time. Sums of all terms are stored once; of
+    more terms than `_TERMS` they are added up in even parts.
+    """
+    m, n, k = problem["m"], problem["n"], problem["k"]
+    lanes, rows = cpu.lanes("float32"), min(m, 512)
+    parts = 1 if k <= _TERMS else round(k / 256)
+
+    def blocks(columns: int) -> int:
+        return math.ceil(m / rows) * math.ceil(n / columns) * problem.get("batch", 1)
+
+    def most(columns: int) -> int:
+        return math.ceil(blocks(columns) / cpu.processors) * half_cycles(rows, columns, lanes, cpu.vector_registers)
+
+    usual = 128 if blocks(128) >= 2 * cpu.processors else 64
+    least = min(range(usual * 3 // 4, usual * 9 // 8 + 1, lanes), key=most)
+    return rows, least if most(least) < _WORTH * most(usual) else usual, math.ceil(k / parts)
 
 
 def _filling(gpu: Gpu, problem: Problem) -> list[int]:

@@ -9,9 +9,9 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.layout import Layout
+from tvm_axe.machines.register_tiles import half_cycles, register_tile
 from tvm_axe.tile import read
 from tvm_axe.tile.targets import llvm as cpu
-from tvm_axe.tile.targets.llvm.plan import register_tile
 
 
 def matmul(m, n, k, block, dtype="float32", out="float32", transpose_a=False, transpose_b=False, accumulate=True):
@@ -236,6 +236,81 @@ def test_an_operand_is_copied_where(reason):
     agree(product, normal(rng, (64, 32), dtype), normal(rng, (32, 32), dtype), poison((32, 32)))
 
 
+@pytest.mark.parametrize("m, n, k", [(37, 203, 33), (5, 21, 9), (130, 64, 70), (64, 1, 8), (1, 130, 7), (96, 144, 48)])
+@pytest.mark.parametrize("block", [(40, 128), (16, 48), (64, 112), (8, 16)])
+@pytest.mark.parametrize("mcpu", ["x86-64-v3", "x86-64-v2", None])
+def test_sums_that_one_step_makes_are_stored_from_registers(m, n, k, block, mcpu):
+    func, a_shape, b_shape = matmul(m, n, k, (*block, k))
+    plan = cpu.decide(read(func), target(mcpu) if mcpu else target())
+    assert len(plan.at_once) == 1 and "c" not in {tile.name for tile in plan.storage}
+    rng = np.random.default_rng([m, n, k])
+    agree(func, normal(rng, a_shape), normal(rng, b_shape), poison((m, n)), mcpu=mcpu, bounds=(False, True))
+
+
+@pytest.mark.parametrize("rows", [33, 50])
+def test_sums_are_stored_in_a_part_of_a_tensor_alone(rows):
+    """`a` has fewer rows than the tensor has, or more; what lies around is as it was."""
+
+    @T.prim_func
+    def product(
+        A: T.Buffer((rows, 20), "float32"), B: T.Buffer((20, 40), "float32"), C: T.Buffer((3, 37, 77), "float32")
+    ):
+        with tile.kernel(2) as i:
+            a = tile.shared((32, 20), "float32")
+            b = tile.shared((20, 48), "float32")
+            c = tile.fragment((32, 48), "float32")
+            tile.copy(A[i * 32, 0], a)
+            tile.copy(B, b[:, 0:40])
+            tile.fill(b[:, 40:48], 7)
+            tile.gemm(a, b, c, accumulate=False)
+            tile.copy(c, C[1, i * 32, 33])
+
+    assert cpu.decide(read(product), target()).at_once
+    rng = np.random.default_rng(rows)
+    before = rng.standard_normal((3, 37, 77)).astype("float32")
+    agree(product, normal(rng, (rows, 20)), normal(rng, (20, 40)), before, bounds=(False, True))
+
+
+@pytest.mark.parametrize(
+    "reason", ["two steps", "read by another", "not from zero", "another type", "named behind it", "tensor is read"]
+)
+def test_sums_are_kept_where(reason):
+    out = "float16" if reason == "another type" else "float32"
+    steps = 2 if reason == "two steps" else 1
+
+    @T.prim_func
+    def product(
+        A: T.Buffer((32, 64), "float32"),
+        B: T.Buffer((64, 32), "float32"),
+        at: T.Buffer((1,), "int32"),
+        C: T.Buffer((64, 32), out),
+    ):
+        with tile.kernel(1) as _:
+            a = tile.shared((32, 32), "float32")
+            b = tile.shared((32, 32), "float32")
+            c = tile.fragment((32, 32), "float32")
+            tile.fill(c, 1 if reason == "not from zero" else 0)
+            for p in range(steps):
+                tile.copy(A[0, p * 32], a)
+                tile.copy(B[p * 32, 0], b)
+                if reason == "tensor is read":
+                    tile.copy(C[0, 0], b)
+                tile.gemm(a, b, c)
+            if reason == "read by another":
+                with tile.parallel(32, 32) as (i, j):
+                    c[i, j] = c[i, j] * T.float32(2)
+            if reason == "named behind it":
+                first = at[0]
+                tile.copy(c, C[first, 0])
+            else:
+                tile.copy(c, C[0, 0])
+
+    assert not cpu.decide(read(product), target()).at_once
+    rng = np.random.default_rng(0)
+    arrays = normal(rng, (32, 64)), normal(rng, (64, 32)), np.array([17], "int32")
+    agree(product, *arrays, normal(rng, (64, 32), out), epsilon=1e-2 if out == "float16" else None)
+
+
 def test_panels_are_layouts_of_the_layout_algebra():
     """A transposed b of 64 columns and 24 of the sum, on 512-bit vectors: panels of whole register tiles."""
     func, _, _ = matmul(64, 128, 24, (64, 128, 24), transpose_b=True)
@@ -254,3 +329,8 @@ def test_register_tiles_fit_the_registers(registers, lanes):
             rows, vectors = register_tile(m, n, lanes, registers)
             assert 1 <= rows <= m and rows * vectors + vectors + 1 <= registers
             assert (vectors - 1) * lanes < n
+
+
+def test_fewer_columns_than_a_register_tile_has_take_less_time():
+    assert half_cycles(497, 1003, 16, 32) < half_cycles(497, 1024, 16, 32)
+    assert half_cycles(6, 64, 16, 32) == 6 * 4 + 1

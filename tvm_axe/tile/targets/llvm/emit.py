@@ -122,8 +122,14 @@ def _assign(writer: Writer, node: Assign) -> None:
 
 
 def _copy(writer: Writer, node: Copy) -> None:
-    if writer.plan.in_place.get(node.dst.tile) is not node:
+    plan = writer.plan
+    if plan.in_place.get(node.dst.tile) is not node and all(copy is not node for copy, _ in plan.at_once.values()):
         write_copy(writer, node)
+
+
+def _fill(writer: Writer, node: Fill) -> None:
+    if all(fill is not node for _, fill in writer.plan.at_once.values()):
+        write_fill(writer, node)
 
 
 _NODES: TypeTable[Callable[[Writer, Any], None]] = TypeTable(
@@ -132,7 +138,7 @@ _NODES: TypeTable[Callable[[Writer, Any], None]] = TypeTable(
         Assign: _assign,
         Branch: _branch,
         Copy: _copy,
-        Fill: write_fill,
+        Fill: _fill,
         Gemm: write_gemm,
         Let: _let,
         Loop: _loop,

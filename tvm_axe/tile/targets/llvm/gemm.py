@@ -7,12 +7,14 @@
             c's rows and vectors = accumulators
 
 The accumulators are an array that is indexed by constants alone, which LLVM keeps in registers. Rows that a tensor
-doesn't have, where `a` is read in place, are computed from its last row and not written.
+doesn't have, where `a` is read in place, are computed from its last row and not written; nor are rows and columns that
+a tensor doesn't have in which sums are stored at once. Vectors that lie beside it are not computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from tvm import tirx
@@ -44,56 +46,84 @@ class _Product:
         self.c = _matrix(writer, node.c, False)
         self.depth: Any = self.k
         self.rows: Any = self.m  # those that `a` has
+        self.columns: Any = self.n  # those that `c` has
+        self.accumulate = node.accumulate
         copy = writer.plan.in_place.get(node.a.tile)
         if copy is not None:
-            self.a = self._moved(copy.src)
+            self.a, self.rows, self.depth = self._moved(copy.src, node.a, (self.m, self.k))
+        height: Any = self.m  # rows that `c` has
+        if node in writer.plan.at_once:
+            self.c, height, self.columns = self._moved(writer.plan.at_once[node][0].dst, node.c, (self.m, self.n))
+            self.accumulate = False
+        if self.rows is self.m:
+            self.rows = height
+        elif not self.accumulate:  # rows that `a` doesn't have are 0
+            self.rows = T.Bind(T.min(self.rows, height))
+            with nest([(self.rows, height), (0, self.columns)]) as (i, j):
+                self.c.store(i, j, tirx.const(0, self.dtype))
 
-    def _moved(self, source: Region) -> _Matrix:
-        """`a` where it was to be copied from, and how much of it there is."""
-        writer, tile = self.writer, source.tile
-        start = writer.exprs(source.start)
-        for dim, offset in zip(source.dimensions, writer.exprs(self.node.a.start)):
+    def _moved(self, place: Region, part: Region, extents: tuple[int, int]) -> tuple[_Matrix, Any, Any]:
+        """A part of a tile where that was to be copied from or to, and how many rows and columns of it there are."""
+        writer, tile = self.writer, place.tile
+        start, beyond = writer.exprs(place.start), place.overruns(writer.analyzer)
+        for dim, offset in zip(place.dimensions, writer.exprs(part.start)):
             start[dim] = start[dim] + offset
-        row, column = source.dimensions
-        beyond = source.overruns(writer.analyzer)
-        if row in beyond:
-            self.rows = T.Bind(T.max(T.min(tile.shape[row] - start[row], self.m), 0))
-        if column in beyond:
-            self.depth = T.Bind(T.max(T.min(tile.shape[column] - start[column], self.k), 0))
-        return _Matrix(writer, tile, start, (row, column))
+        row, column = place.dimensions
+        rows, columns = (
+            T.Bind(T.max(T.min(tile.shape[dim] - start[dim], extent), 0)) if dim in beyond else extent
+            for dim, extent in zip(place.dimensions, extents)
+        )
+        return _Matrix(writer, tile, start, (row, column)), rows, columns
 
     def write(self) -> None:
-        lanes = self.micro.lanes
+        """Emit all columns, or those that `c` has."""
+        if self.columns is self.n:
+            self._all_columns()
+            return
+        with T.If(self.columns == self.n):
+            with T.Then():
+                self._all_columns()
+            with T.Else():
+                self._some_columns()
+
+    def _all_columns(self) -> None:
+        lanes, step = self.micro.lanes, self.micro.vectors
         vectors = -(-self.n // lanes) if self.micro.filled else self.n // lanes
-        accumulate = self.node.accumulate
-        if not accumulate and self.rows is not self.m:
-            accumulate = True  # rows that `a` doesn't have are 0
-            with nest([(0, self.m), (0, self.n)]) as (i, j):
-                self.writer.store(self.node.c.tile, self.c.at(i, j), tirx.const(0, self.dtype))
-        step = self.micro.vectors
         if vectors >= step:
             with T.serial(vectors // step) as panel:
-                self._columns(panel * (step * lanes), step, lanes, accumulate)
+                self._columns(panel * (step * lanes), step, lanes)
         if vectors % step:
-            self._columns(vectors // step * step * lanes, vectors % step, lanes, accumulate)
+            self._columns(vectors // step * step * lanes, vectors % step, lanes)
         for j in range(vectors * lanes, self.n):
-            self._columns(j, 1, 1, accumulate)
+            self._columns(j, 1, 1)
 
-    def _columns(self, j: Any, vectors: int, lanes: int, accumulate: bool) -> None:
-        """A group of columns, all rows."""
+    def _some_columns(self) -> None:
+        """Fewer columns than the product has: whole panels, and of the next as many vectors as they reach into."""
+        lanes, step = self.micro.lanes, self.micro.vectors
+        panels = T.Bind(tirx.truncdiv(self.columns, step * lanes))
+        begin = panels * (step * lanes)
+        with T.serial(panels) as panel:
+            self._columns(panel * (step * lanes), step, lanes)
+        for vectors in range(1, step + 1):
+            last = self.columns - begin - (vectors - 1) * lanes
+            with T.If(tirx.all(last > 0, last <= lanes)), T.Then():
+                self._columns(begin, vectors, lanes, last)
+
+    def _columns(self, j: Any, vectors: int, lanes: int, last: Any = None) -> None:
+        """A group of columns, all rows; with `last`, so many elements of its last vector are `c`'s."""
         step = self.micro.rows
-        whole = self.rows // step
+        # Rows aren't negative, so the quotient may be the processor's; of others upstream names remainders twice.
+        whole = self.rows // step if isinstance(self.rows, int) else tirx.truncdiv(self.rows, step)
         with T.serial(whole) as tile:
-            self._tile(tile * step, step, j, vectors, lanes, accumulate, limit=None)
+            self._tile(tile * step, step, j, vectors, lanes, limit=None, last=last)
         if not isinstance(self.rows, int):
-            with T.If(self.rows % step > 0), T.Then():
-                self._tile(whole * step, step, j, vectors, lanes, accumulate, limit=self.rows)
+            with T.If(whole * step < self.rows), T.Then():
+                self._tile(whole * step, step, j, vectors, lanes, limit=self.rows, last=last)
         elif self.rows % step:
-            self._tile(whole * step, self.rows % step, j, vectors, lanes, accumulate, limit=None)
+            self._tile(whole * step, self.rows % step, j, vectors, lanes, limit=None, last=last)
 
-    def _tile(self, i: Any, rows: int, j: Any, vectors: int, lanes: int, accumulate: bool, limit: Any) -> None:
-        """One register tile; with `limit`, of its rows only those below it exist."""
-        writer, tile = self.writer, self.node.c.tile
+    def _tile(self, i: Any, rows: int, j: Any, vectors: int, lanes: int, limit: Any, last: Any) -> None:
+        """One register tile; with `limit`, of its rows only those below it exist, and see `_columns`."""
         sums = T.alloc_buffer((rows * vectors * lanes,), self.dtype, scope="local")
         cells = [(r, v, _vector((r * vectors + v) * lanes, lanes)) for r in range(rows) for v in range(vectors)]
 
@@ -104,19 +134,25 @@ class _Product:
             return _vector(j + v * lanes, lanes)
 
         for r, v, cell in cells:
-            before = self.c.load(row(r), column(v)) if accumulate else None
+            before = self.c.load(row(r), column(v)) if self.accumulate else None
             T.buffer_store(sums, _zero(self.dtype, lanes) if before is None else before, [cell])
         with T.serial(self.depth) as k:
             for r, v, cell in cells:
                 a = convert(self.a.load(row(r), k), self.dtype)
                 b = convert(self.b.load(k, column(v)), self.dtype)
                 T.buffer_store(sums, sums[cell] + (a if lanes == 1 else T.Broadcast(a, lanes)) * b, [cell])
+        edge = None if last is None else T.alloc_buffer((lanes,), self.dtype, scope="local")
         for r, v, cell in cells:
-            if limit is None:
-                writer.store(tile, self.c.at(i + r, column(v)), sums[cell], filled=True)
-            else:
-                with T.If(i + r < limit), T.Then():
-                    writer.store(tile, self.c.at(i + r, column(v)), sums[cell], filled=True)
+            with ExitStack() as scope:
+                if limit is not None:
+                    scope.enter_context(T.If(i + r < limit))
+                    scope.enter_context(T.Then())
+                if edge is None or v < vectors - 1:
+                    self.c.store(i + r, column(v), sums[cell])
+                    continue
+                T.buffer_store(edge, sums[cell], [_vector(0, lanes)])
+                with T.serial(last) as lane:
+                    self.c.store(i + r, j + v * lanes + lane, edge[lane])
 
 
 class _Matrix:
@@ -138,6 +174,10 @@ class _Matrix:
     def load(self, row: Any, column: Any) -> Any:
         """An element or a vector, in the type that the tile is held in."""
         return self._writer.held(self._tile, self.at(row, column), filled=True)
+
+    def store(self, row: Any, column: Any, value: Any) -> None:
+        """Store an element or a vector, given in the type that it is computed with."""
+        self._writer.store(self._tile, self.at(row, column), value, filled=True)
 
 
 def _matrix(writer: Writer, region: Region, transposed: bool) -> _Matrix:

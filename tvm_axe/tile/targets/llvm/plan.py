@@ -14,15 +14,16 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.machines import Cpu, machine_of
+from tvm_axe.machines.register_tiles import register_tile
 from tvm_axe.tile import keys
 from tvm_axe.tile.checks import check_atomics
 from tvm_axe.tile.meeting import find_stuck
-from tvm_axe.tile.nodes import Copy, Gemm, Loop, Signal, Wait
+from tvm_axe.tile.nodes import Copy, Fill, Gemm, Loop, Signal, Wait
 from tvm_axe.tile.plans import Decisions, Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype
-from tvm_axe.tile.targets.llvm.elision import read_in_place
+from tvm_axe.tile.targets.llvm.elision import read_in_place, stored_at_once
 from tvm_axe.tile.targets.llvm.storage import Storage, as_annotated, in_panels, in_rows
 
 DTYPES = (
@@ -33,10 +34,6 @@ DTYPES = (
 
 TILE_BYTES = 32 << 20
 """What the tiles of one block may take, in bytes: they are of use only while the caches hold them."""
-
-MOST_ROWS = 8
-"""Rows of a register tile. 14 x 2 vectors are slower than 6 x 4 where the rows of `a` are 4096 bytes apart: 224 and 250
-GFLOP/s of 1024 x 1024 x 1024."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,8 @@ class CpuPlan(Plan):
         The CPU.
     in_place : mapping from Tile to Copy
         The copies left out, by the tile that they fill.
+    at_once : mapping from Gemm to (Copy, Fill or None)
+        The products that store their sums in a tensor themselves: the copy that they do, and the zeros left out.
     storage : mapping from Tile to Storage
         Where every other tile on chip lives, those of `packed` among them.
     packed : mapping from Gemm to Tile
@@ -75,6 +74,7 @@ class CpuPlan(Plan):
 
     machine: Cpu
     in_place: Mapping[Tile, Copy]
+    at_once: Mapping[Gemm, tuple[Copy, Fill | None]]
     storage: Mapping[Tile, Storage]
     packed: Mapping[Gemm, Tile]
     micro: Mapping[Gemm, Micro]
@@ -123,8 +123,13 @@ def decide(program: TileProgram, target: Target) -> CpuPlan:
     for tile, copy in in_place.items():
         draft.decide(tile, f"no buffer, read in {copy.src.tile.name}", "only products read it, as rows of a")
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
+    found = {} if serial else stored_at_once(program)
+    at_once = {node: ends for node, ends in found.items() if _by_vectors(draft, node)}
+    for node, (copy, _) in at_once.items():
+        draft.decide(node.c.tile, f"no buffer, stored in {copy.dst.tile.name}", "one step of a product makes all of it")
+    left_out = {*in_place, *(node.c.tile for node in at_once)}
     for tile in program.tiles:
-        if tile not in in_place:
+        if tile not in left_out:
             draft.storage[tile] = _storage(draft, tile, gemms)
     for node in gemms:
         if not draft.storage[node.b.tile].contiguous(_across(node)):
@@ -151,38 +156,12 @@ def decide(program: TileProgram, target: Target) -> CpuPlan:
         decisions=draft.decisions.made(),
         machine=machine,
         in_place=in_place,
+        at_once=at_once,
         storage=draft.storage,
         packed=draft.packed,
         micro=draft.micro,
         serial=serial,
     )
-
-
-def register_tile(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
-    """Rows and vectors of the register tile with which an m x n product takes the fewest cycles.
-
-    Two multiply-adds and two loads start in a cycle, a multiply-add takes four: a step of the sum, by a tile of r x v,
-    takes the most of r * v, r + v and 8 half-cycles, and one more for the loop. Registers hold r * v sums, v vectors of
-    b and one of a. Rows of `a` may be a power of two apart, and of such lines a first-level cache keeps 8 to 12.
-    """
-    columns = ceil(n / lanes)
-
-    def cycles(rows: int, vectors: int) -> int:
-        def tiles(size: int, part: int) -> list[tuple[int, int]]:
-            return [(size // part, part)] + ([(1, size % part)] if size % part else [])
-
-        return sum(
-            a * b * (max(r * v, r + v, 8) + 1) for a, r in tiles(m, min(rows, m)) for b, v in tiles(columns, vectors)
-        )
-
-    candidates = [
-        (rows, vectors)
-        for vectors in range(1, min(columns, 4) + 1)
-        for rows in range(1, MOST_ROWS + 1)
-        if rows * vectors + vectors + 1 <= registers
-    ]
-    rows, vectors = min(candidates, key=lambda c: (cycles(*c), (c[0] + c[1]) / (c[0] * c[1])))
-    return min(rows, m), vectors
 
 
 def _storage(draft: _Draft, tile: Tile, gemms: list[Gemm]) -> Storage:
@@ -218,6 +197,10 @@ def _storage(draft: _Draft, tile: Tile, gemms: list[Gemm]) -> Storage:
     return rows
 
 
+def _by_vectors(draft: _Draft, node: Gemm) -> bool:
+    return node.shape[1] % draft.machine.lanes(compute_dtype(node.c.tile.dtype)) == 0
+
+
 def _panels_for(draft: _Draft, node: Gemm) -> Tile:
     """A tile for the region of b that a product reads, in panels; it joins the storage."""
     held, region = draft.storage[node.b.tile], node.b
@@ -232,16 +215,17 @@ def _panels_for(draft: _Draft, node: Gemm) -> Tile:
 
 
 def _micro(draft: _Draft, node: Gemm) -> Micro:
-    n, c = node.shape[1], draft.storage[node.c.tile]
+    n, c = node.shape[1], draft.storage.get(node.c.tile)  # none if it is stored at once
     region = packed_b(draft.packed, node)
     b = draft.storage[region.tile]
-    lanes = 1 if c.annotated else draft.machine.lanes(compute_dtype(node.c.tile.dtype))
+    lanes = 1 if c is not None and c.annotated else draft.machine.lanes(compute_dtype(node.c.tile.dtype))
     rows, vectors = _register_tile(draft, node, lanes)
     if b.panel is not None:
         vectors = min(vectors, b.panel[1] // lanes)
     reach = ceil(n / lanes) * lanes
     filled = n % lanes == 0 or (
-        _spans(node.c, len(node.c.tile.shape) - 1)
+        c is not None
+        and _spans(node.c, len(node.c.tile.shape) - 1)
         and _spans(region, _across(node))
         and b.filled[_across(node)] >= reach
         and c.filled[-1] >= reach
