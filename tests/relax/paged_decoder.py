@@ -123,6 +123,17 @@ def weights_of(model: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
     }
 
 
+def frequencies(of: Sizes) -> np.ndarray:
+    """By what positions turn pairs of columns; Llama 3.1's scaling of low ones, if asked for."""
+    plain, scaling = THETA ** (-np.arange(0, of.size, 2) / of.size), dict(of.scaling)
+    if not scaling:
+        return plain
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    part = (scaling["original_max_position_embeddings"] * plain / (2 * np.pi) - low) / (high - low)
+    part = np.clip(part, 0, 1)
+    return plain * (part + (1 - part) / scaling["factor"])
+
+
 def in_numpy(of: Sizes, weights: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
     """The logits of all tokens of one sequence, in float64."""
     w = {name: value.astype("float64") for name, value in weights.items()}
@@ -130,7 +141,7 @@ def in_numpy(of: Sizes, weights: Mapping[str, np.ndarray], ids: np.ndarray) -> n
     def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPSILON) * weight
 
-    angles = np.arange(len(ids))[:, None] / THETA ** (np.arange(0, of.size, 2) / of.size)
+    angles = np.arange(len(ids))[:, None] * frequencies(of)
     cos, sin = (np.tile(f(angles), 2)[:, None] for f in (np.cos, np.sin))
 
     def turned(x: np.ndarray) -> np.ndarray:

@@ -140,6 +140,20 @@ def test_sequences_are_right(heads: int, groups: int, mesh: dict[str, int], engi
         assert exe.shared.functions[name].chosen.divided >= 0.99
 
 
+@pytest.mark.parametrize("factor", [8.0, 3.0])
+def test_scaled_angles_are_right(factor: float, workers) -> None:
+    """Llama 3.1's, of which the cache's constructor says nothing."""
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
+        "original_max_position_embeddings": 64
+    }
+    of = decoders.Sizes(scaling=tuple(scaling.items()), layers=1)
+    assert np.abs(decoders.frequencies(of) - decoders.frequencies(SIZES)).max() > 1e-3
+    model = decoders.Decoder(of).exported()
+    weights = decoders.weights_of(model, 9)
+    with axe.compile(model, mesh={"tp": 2}, work_dir=None).load(workers(2), weights) as session:
+        assert played(session, of, 1).error(of, weights) < 1e-5
+
+
 def test_an_axis_alone_shares_heads(workers) -> None:
     mesh = axe.Mesh({"dp": 2, "tp": 2})
     model = decoders.Decoder(SIZES).exported()
@@ -225,7 +239,7 @@ def test_caches_of_other_functions_are_refused() -> None:
         "beta_slow": 1,
     }
     model = decoders.Decoder(decoders.Sizes(scaling=tuple(scaling.items()))).exported()
-    with pytest.raises(axe.LowerError, match=r"create: variable .*functions \(fused_rope\w*\).*leave rope_scaling out"):
+    with pytest.raises(axe.LowerError, match=r"create: variable .*functions \(fused_rope\w*\).*rope_scaling.*llama3"):
         axe.compile(model, mesh={"tp": 2}, work_dir=None)
     model = decoders.Decoder(SIZES).exported()
     other = next(var for var in model.functions if str(var.name_hint) == "copy_single_page_cpu")

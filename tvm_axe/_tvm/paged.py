@@ -6,9 +6,11 @@ frontend makes of these numbers, on a CPU by the generators that are called here
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.frontend.nn.llm import kv_cache as upstream
 
@@ -26,7 +28,8 @@ _SCALE, _THETA, _FACTORS, _EMPTY = 9, 10, 11, 12
 _FUNCTIONS = 13
 _COUNT, _ROTATES = 14, 10  # of the functions
 _PAGE, _WINDOW = 3, 5  # in the configuration
-_SCALINGS: tuple[dict[str, Any], ...] = ({}, {"rope_type": "gptj"})
+_SCALED = ("llama3", "llama4")
+_PARTS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 class PagedCache(NamedTuple):
@@ -69,11 +72,36 @@ class PagedCache(NamedTuple):
         """The function that turns queries and keys by their positions."""
         return self.functions[_ROTATES]
 
-    def told(self) -> Iterator[dict[str, Any]]:
-        """Yield what upstream's generators may have been told beside, the likeliest first."""
+    def told(self, rotates: tirx.PrimFunc) -> Iterator[dict[str, Any]]:
+        """Yield what upstream's generators may have been told beside, the likeliest first.
+
+        Parameters
+        ----------
+        rotates : PrimFunc
+            The function that turns queries and keys, in whose numbers some of it is.
+        """
+        yield {"rotary_dim": self.size, "rope_scaling": {}}
+        scalings = [{}, {"rope_type": "gptj"}, *self._scalings(rotates)]
         for rotated in (self.size, *range(self.size - 2, 0, -2)):
-            for scaling in _SCALINGS:
+            for scaling in scalings:
                 yield {"rotary_dim": rotated, "rope_scaling": scaling}
+
+    def _scalings(self, rotates: tirx.PrimFunc) -> Iterator[dict[str, Any]]:
+        """Yield the kinds of scaled angles of which a function may have the numbers, low frequencies beginning at 1."""
+        found = _numbers(rotates)
+        for kind in _SCALED:
+            one, other = (
+                _numbers(self.rotating(self.heads, self.groups, self.size, {"rope_type": kind} | dict(zip(_PARTS, of))))
+                for of in ((2.0, 3.0, 5.0, 64.0), (7.0, 11.0, 29.0, 256.0))
+            )
+            if len(found) != len(one):
+                continue
+            # Where the numbers are that follow from the parts, in the order of the formula: each at its first place.
+            places = {number: at for at, number in reversed([*enumerate(one)]) if number != other[at]}
+            slope, begin, less = (found[at] for at in sorted(places.values()))
+            if min(slope, begin, less) > 0:
+                most = round(slope * 2 * math.pi / begin)
+                yield {"rope_type": kind} | dict(zip(_PARTS, (round(1 / less, 4), 1.0, round(1 + 1 / begin, 4), most)))
 
     def rotating(self, heads: int, groups: int, rotary_dim: int, rope_scaling: dict[str, Any]) -> tirx.PrimFunc:
         """Return the function by which a cache of so many heads turns queries and keys, as is `told`."""
@@ -135,6 +163,13 @@ def paged_call(
     given[_EMPTY] = empty
     given[_FUNCTIONS:] = [_with(each, own) for each in given[_FUNCTIONS:]]
     return relax.Call(call.op, [name, *given], call.attrs, call.ty_args)
+
+
+def _numbers(func: tirx.PrimFunc) -> list[float]:
+    """The fractions that a function has, in order."""
+    found: list[float] = []
+    tvm_ffi.structural_walk(func.body, (tirx.FloatImm, lambda number: found.append(float(number.value))))
+    return found
 
 
 def _functions(given: Sequence[relax.Expr]) -> Iterator[ir.GlobalVar]:

@@ -164,15 +164,17 @@ def cache_of(call: relax.Call, model: tvm.IRModule, name: str) -> Cache:
             "cache is made by the same call for fewer heads: make it by TIRPagedKVCache, or compile for one device"
         )
     heads, groups, rotates = said.heads, said.groups, said.rotates
-    told = next((each for each in said.told() if _alike(model[rotates], said.rotating(heads, groups, **each))), None)
+    own = model[rotates]
+    likely = said.told(own) if isinstance(own, tirx.PrimFunc) else ()
+    told = next((each for each in likely if _alike(own, said.rotating(heads, groups, **each))), None)
     made = [] if told is None else said.generated(heads, groups, **told)
     others = [str(own.name_hint) for own, func in zip(said.functions, made) if not _alike(model[own], func)]
     if told is None or others:
         raise LowerError(
             f"{name} is a paged cache whose functions ({', '.join(others or [str(rotates.name_hint)])}) aren't those "
-            f"that upstream makes for a CPU of {heads} heads of queries and {groups} of keys and values with plain "
-            "angles; on a mesh they are made anew for a device's heads: leave rope_scaling out and make the cache for "
-            "the target llvm, or compile for one device"
+            f"that upstream makes for a CPU of {heads} heads of queries and {groups} of keys and values; on a mesh "
+            "they are made anew for a device's heads: make the cache for the target llvm, with rope_scaling left out "
+            "or as gptj, llama3 or llama4 (low_freq_factor 1) have it, or compile for one device"
         )
     return Cache(call, said, told, name)
 
