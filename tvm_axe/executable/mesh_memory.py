@@ -276,9 +276,10 @@ class MeshMemory:
         for name, given in zip(bound.inputs, arguments, strict=True):
             if bound.counts.get(name) == OBJECT:
                 if not isinstance(given, Kept):
+                    got = "an array" if isinstance(given, Spread) else type(given).__name__
                     raise LowerError(
-                        f"{bound.of.name}: {name} is an object, one on each device; got {type(given).__name__}: give "
-                        "the handle that a function of the session has returned"
+                        f"{bound.of.name}: {name} is an object, one on each device; got {got}: give the handle that a "
+                        "function of the session has returned"
                     )
                 found[name] = given
         return found | {name: self._places.new() for name in bound.of.objects if name not in found}

@@ -11,7 +11,7 @@ import tvm_ffi
 
 from tvm_axe.executable.arguments import array_of, misfit
 from tvm_axe.executable.handles import Handle
-from tvm_axe.executable.signatures import ARRAY, NUMBER, OBJECT, SHAPE, TUPLE, Param
+from tvm_axe.executable.signatures import ARRAY, NUMBER, SHAPE, TUPLE, Param
 
 if TYPE_CHECKING:
     from tvm_axe.executable.session import Session
@@ -82,8 +82,6 @@ class Taken:
                 if why:
                     return self._wrong(param, why)
                 self._match(param, shape)
-        elif param.kind == OBJECT and handle.shape is not None:
-            return self._wrong(param, f"is an object, such as a cache; got {handle!r}")
         return handle._value
 
     def _match(self, param: Param, shape: Sequence[int]) -> None:
