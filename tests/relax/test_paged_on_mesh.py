@@ -140,10 +140,9 @@ def test_sequences_are_right(heads: int, groups: int, mesh: dict[str, int], engi
         assert exe.shared.functions[name].chosen.divided >= 0.99
 
 
-@pytest.mark.parametrize("factor", [8.0, 3.0])
-def test_scaled_angles_are_right(factor: float, workers) -> None:
-    """Llama 3.1's, of which the cache's constructor says nothing."""
-    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
+def test_scaled_angles_are_right(workers) -> None:
+    """Llama 3.1's, of which the cache's constructor says nothing; two of its numbers are alike."""
+    scaling = {"rope_type": "llama3", "factor": 3.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
         "original_max_position_embeddings": 64
     }
     of = decoders.Sizes(scaling=tuple(scaling.items()), layers=1)
@@ -186,6 +185,7 @@ def test_positions_are_every_devices(workers) -> None:
             return self._logits(ids, cache), cache.get_query_positions(ids.shape[1])
 
     model = Positions(SIZES).exported()
+    del model["decode"]
     with axe.compile(model, mesh={"tp": 2}, work_dir=None).load(workers(2), decoders.weights_of(model, 0)) as session:
         cache = session.create(*ROOM)
         for sequence in (0, 1):
