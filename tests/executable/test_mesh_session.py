@@ -109,7 +109,7 @@ def in_numpy(w: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
 def used(workers: axe.Workers) -> dict[int, int]:
     """What there is in the workers' memory, by offset."""
     gc.collect()
-    workers._free_discarded()
+    workers.free_discarded()
     return workers._session.arena._used.copy()
 
 

@@ -61,28 +61,11 @@ def exported(*names: str) -> tvm.IRModule:
     return Attention().export_tvm({name: functions[name] for name in names})[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "who"),
-    [
-        (
-            "attend",
-            r"parameter 'cache' .* which vm\.builtin\.attention_kv_cache_attention_with_fused_qkv takes for 'lv'",
-        ),
-        ("create", r"variable '\w+' .* which vm\.builtin\.paged_attention_kv_cache_create makes"),
-    ],
-)
-def test_a_mesh_says_who_has_the_cache_and_what_takes_its_place(name: str, who: str) -> None:
-    with pytest.raises(axe.LowerError, match=f"{name}: .*{who}.*have functions take and return these"):
-        axe.compile(exported(name), mesh={"tp": 2}, work_dir=None)
-
-
 def test_a_paged_cache_stays_in_the_session() -> None:
     rows, model = HEADS + 2 * GROUPS, exported("attend", "create")
     qkv = np.random.default_rng(8).standard_normal((19, rows, SIZE), dtype="float32")
     want = in_numpy(qkv)
-    add, begin, end = (
-        tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in ("add_sequence", "begin_forward", "end_forward")
-    )
+    add, begin = (tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in ("add_sequence", "begin_forward"))
     with axe.compile(model, work_dir=None).load() as session:
         other = session.create((2,), (64,), (32,), (4,), (0,))
         add(other.object, 0)
@@ -92,10 +75,14 @@ def test_a_paged_cache_stays_in_the_session() -> None:
         cache = session.create((2,), (64,), (32,), (16,), (0,))  # pages of 16, for which the kernels are
         assert cache.shape is None
         add(cache.object, 0)
+        with pytest.raises(axe.LowerError, match=r"vm\.builtin\.kv_state_popn: the call failed: .*9"):
+            cache.call("vm.builtin.kv_state_popn", 9, 1)
+        with pytest.raises(axe.LowerError, match=r"the runtime has no function 'vm\.builtin\.nothing'"):
+            cache.call("vm.builtin.nothing")
         got = []
         for part in (qkv[:14], qkv[14:15], qkv[15:16], qkv[16:]):
-            begin(cache.object, tvm_ffi.Shape([0]), tvm_ffi.Shape([len(part)]))
+            cache.call("vm.builtin.kv_state_begin_forward", (0,), [len(part)])
             out, cache = session.attend(part[None], cache)
-            end(cache.object)
+            cache.call("vm.builtin.kv_state_end_forward")
             got.append(out.numpy()[0])
     assert np.abs(np.concatenate(got) - want).max() / np.abs(want).max() < 1e-5

@@ -25,6 +25,7 @@ from tvm_axe._tvm.errors import (
 )
 from tvm_axe._tvm.importing import half_converters
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
+from tvm_axe._tvm.paged import PAGED, PAGED_ATTENDS, PAGED_CREATES, PAGED_POSITIONS, PagedCache, paged_cache, paged_call
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
 from tvm_axe._tvm.relax import (
     PREPACK,
@@ -80,10 +81,15 @@ from tvm_axe._tvm.tile import (
 
 __all__ = [
     "DISCO_EXECUTE",
+    "PAGED",
+    "PAGED_ATTENDS",
+    "PAGED_CREATES",
+    "PAGED_POSITIONS",
     "PREPACK",
     "UPSTREAM_ERRORS",
     "DiscoSession",
     "NodeType",
+    "PagedCache",
     "RpcTracker",
     "as_array",
     "as_tensor",
@@ -121,6 +127,8 @@ __all__ = [
     "nvrtc_cubin",
     "nvrtc_version",
     "operators",
+    "paged_cache",
+    "paged_call",
     "plain",
     "put_back",
     "raise_own_fault",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tvm_axe.collective.recording import Called, Recording
     from tvm_axe.collective.tensor import ALL, SLAB, Coord, Inside, MeshTensor, slab_stride
     from tvm_axe.collective.tiles import MeshKernel
-    from tvm_axe.collective.workers import Argument, BoundCall, LoadedProgram, Workers
+    from tvm_axe.collective.workers import Argument, BoundCall, DeviceObject, LoadedProgram, Workers
     from tvm_axe.errors import WorkerError
     from tvm_axe.timeline import Arrow, Event, Timeline
 
@@ -29,6 +29,7 @@ __all__ = [
     "BoundCall",
     "Called",
     "Coord",
+    "DeviceObject",
     "Event",
     "Inside",
     "LoadedProgram",
@@ -48,7 +49,7 @@ _HOMES = {
     "tvm_axe.collective.tiles": ["MeshKernel"],
     "tvm_axe.timeline": ["Arrow", "Event", "Timeline"],
     "tvm_axe.collective.launching": ["launch"],
-    "tvm_axe.collective.workers": ["Argument", "BoundCall", "LoadedProgram", "Workers"],
+    "tvm_axe.collective.workers": ["Argument", "BoundCall", "DeviceObject", "LoadedProgram", "Workers"],
     "tvm_axe.errors": ["WorkerError"],
 }
 

@@ -17,6 +17,8 @@ except the barrier:
 | `axe.reduce` | source (n, *shape), target (*shape), root, axis |
 | `axe.broadcast` | source (n, *shape), target (*shape), root, axis |
 | `axe.all_reduce:beside` and so on | the same, on the device's side stream, if it has one |
+| `axe.keep` | number, object : keeps the object on this worker in the place of a number |
+| `axe.kept` | number : what was kept there |
 | `axe.fork`, `axe.wait_count`, `axe.copy`, `axe.flag`, `axe.join` | see `tvm_axe.collective.side` |
 
 (n, *shape) is the view of a mesh tensor along the mesh axis named last; without n it is the worker's own slab.
@@ -64,6 +66,14 @@ def _wait(behind: int) -> None:
     _current.worker.wait(behind)
 
 
+def _keep(number: int, value: Any) -> None:
+    _current.worker.objects.keep(number, value)
+
+
+def _kept(number: int) -> Any:
+    return _current.worker.objects.kept(number)
+
+
 def _merged() -> None:
     """A barrier that the collective beside it holds."""
 
@@ -93,6 +103,7 @@ def _step(name: str) -> Callable[..., None]:
 _tvm.register_functions(
     {_tvm.DISCO_EXECUTE: _execute, "axe.barrier": _barrier, "axe.arrive": _arrive, "axe.wait": _wait}
 )
+_tvm.register_functions({"axe.keep": _keep, "axe.kept": _kept})
 _tvm.register_functions({f"axe.{MERGED}": _merged})
 _tvm.register_functions({f"axe.{name}{end}": _packed(name, holds) for name in VIEWS for end, holds in HELD.items()})
 _tvm.register_functions({f"axe.{name}{BESIDE}": _packed(name, HELD[""], beside=True) for name in VIEWS})

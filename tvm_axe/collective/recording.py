@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvm_axe import _tvm
 from tvm_axe.errors import InputError
 
 _BUILTIN = "vm.builtin."  # what the virtual machine calls for its own purposes: to check arguments, to allocate
@@ -106,7 +107,7 @@ class Recorder:
     def __call__(self, function: Any, name: str, before: bool, result: Any, *arguments: Any) -> None:
         self._finish()
         now = time.perf_counter_ns()
-        if name.startswith(_BUILTIN):
+        if name.startswith(_BUILTIN) and not name.startswith(_tvm.PAGED):
             return
         if before:
             self._open.append(len(self.calls))

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     from tvm_axe.collective.mirror import Mirror
 
 STARTUP = 60.0  # seconds; the least that is allowed for starting and for compiling, where workers share the cores
-_READS = ("load", "unload", "bind", "unbind")  # the commands that write to no slab, of those that `Workers` gives
+_READS = (
+    "load",
+    "unload",
+    "bind",
+    "unbind",
+    "drop",
+)  # the commands that write to no slab, of those that `Workers` gives
 GRACE = 2.0  # seconds that workers may take to come out of a command that was called off, or to end when asked to
 
 # Taken before anything runs a kernel: upstream then binds the main thread, and what it starts, to some of the cores.

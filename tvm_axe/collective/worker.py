@@ -27,6 +27,7 @@ from tvm_axe.collective.device import Cores, Device
 from tvm_axe.collective.link import SUPPORTED, link
 from tvm_axe.collective.merging import Held, merged
 from tvm_axe.collective.native import SPINS
+from tvm_axe.collective.objects import Objects
 from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.site import Site
 from tvm_axe.collective.slabs import Slabs
@@ -70,6 +71,8 @@ class Worker:
         What it computes on.
     slabs : Slabs
         Where its slabs are.
+    objects : Objects
+        What programs have kept here.
     """
 
     def __init__(self, site: Site, rank: int, device: Device | None = None) -> None:
@@ -86,6 +89,7 @@ class Worker:
         self._staging: Staging | None = None
         self._staged = frozenset[str]()
         self.slabs = Slabs(site, rank, self.device)
+        self.objects = Objects()
 
     def barrier(self) -> None:
         """Wait for all the workers of the launch, or have the device wait for all that it sees."""
@@ -342,6 +346,15 @@ class Worker:
         self.take_part(name, self._decode(source), self._decode(target), *others, axis=axis)
         self._finish()
 
+    def apply(self, function: str, said: Sequence[Any], answer: Sequence[Any]) -> None:
+        """Call a function of the runtime with what was kept here; see `Objects.apply`."""
+        self.objects.apply(function, said, self._array(answer))
+        self._finish()
+
+    def drop(self, number: int) -> None:
+        """Let go of an object."""
+        self.objects.drop(number)
+
     def read(self, requests: Sequence[tuple[Sequence[Any], Sequence[Any], Sequence[Sequence[Piece]]]]) -> None:
         """Fill this worker's slabs out of files: of each tensor, the array in the file and each worker's pieces."""
         for tensor, source, pieces in requests:
@@ -427,6 +440,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bind": Worker.bind,
     "unbind": Worker.unbind,
     "invoke": Worker.invoke,
+    "apply": Worker.apply,
+    "drop": Worker.drop,
     "read": Worker.read,
     "time": Worker.time,
     "trace": Worker.trace,

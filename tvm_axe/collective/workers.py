@@ -16,6 +16,7 @@ from tvm.target import Target
 from tvm_axe.collective.choice import Table
 from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.fitting import check_block, check_dim, check_exchange, check_pair, check_root, check_same
+from tvm_axe.collective.objects import ANSWER, Plain, answered
 from tvm_axe.collective.recording import Recording, aligned
 from tvm_axe.collective.repeating import repeats
 from tvm_axe.collective.session import Session
@@ -50,7 +51,17 @@ class BoundCall:
         return f"BoundCall({self.function}, {self.places} arguments left)"
 
 
-Item = MeshTensor | LoadedProgram | BoundCall
+class DeviceObject:
+    """An object of the runtime on each device, such as a cache; where `Workers.place` says, programs keep theirs."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"DeviceObject({self.number})"
+
+
+Item = MeshTensor | LoadedProgram | BoundCall | DeviceObject
 """What workers keep until they are told to free it."""
 
 
@@ -81,7 +92,8 @@ class Workers:
         self._tensors: set[MeshTensor] = set()
         self._programs: set[LoadedProgram] = set()
         self._calls: set[BoundCall] = set()
-        self._loaded = 0  # programs and calls so far
+        self._objects: set[DeviceObject] = set()
+        self._loaded = 0  # programs, calls and objects so far
         self._discarded: deque[Item] = deque()
 
     @property
@@ -160,7 +172,7 @@ class Workers:
             If there is no memory for it, or the workers are closed.
         """
         self._check_open()
-        self._free_discarded()
+        self.free_discarded()
         holding = Holding.of(layout, shape, self.mesh) if isinstance(layout, Layout) else layout
         if holding is not None and shared:
             raise InputError("mesh_tensor: a tensor with a layout has a slab on each device; leave shared out")
@@ -172,7 +184,7 @@ class Workers:
     def _message(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
         """Make a tensor of zeros by which the host's code talks to the workers', in the host's memory."""
         self._check_open()
-        self._free_discarded()
+        self.free_discarded()
         session = self._session
         mirror = session.messages if session.mirror is not None and session.mirror.discrete else session.mirror
         tensor = MeshTensor(session.arena, self.mesh, shape, dtype, shared, mirror)
@@ -180,7 +192,7 @@ class Workers:
         return tensor
 
     def free(self, item: Item) -> None:
-        """Give back the memory of a mesh tensor, or drop a program or a call; none can be used afterwards."""
+        """Give back the memory of a mesh tensor, or drop a program, a call or objects; none can be used afterwards."""
         self._check_open()
         if isinstance(item, MeshTensor):
             self._check_own(item)
@@ -190,6 +202,10 @@ class Workers:
             self._check_call(item)
             self._calls.remove(item)
             self._session.run("unbind", item.number)
+        elif isinstance(item, DeviceObject):
+            self._check_object(item)
+            self._objects.remove(item)
+            self._session.run("drop", item.number)
         else:
             self._check_program(item, None)
             self._programs.remove(item)
@@ -297,6 +313,46 @@ class Workers:
             raise InputError(f"invoke: {bound!r}; got {len(args)}")
         said = [str(each) if isinstance(each, int) else each[0].text(each[1]) for each in args]
         self._session.run("invoke", bound.number, said)
+
+    def place(self) -> DeviceObject:
+        """Make place for an object on each worker: a program that is called with its number keeps one there."""
+        self._check_open()
+        self.free_discarded()
+        self._loaded += 1
+        found = DeviceObject(self._loaded)
+        self._objects.add(found)
+        return found
+
+    def apply(self, function: str, args: Sequence[DeviceObject | Plain]) -> int | float | None:
+        """Call a function of the runtime on every worker, each with its own objects, and return what it returns.
+
+        Parameters
+        ----------
+        function : str
+            A global function that each worker's process has.
+        args : sequence
+            Objects that programs have kept, numbers, text, None, and tuples of integers, which are shapes.
+
+        Returns
+        -------
+        result : int, float or None
+            What the first worker's returned.
+
+        Raises
+        ------
+        InputError
+            For objects that aren't these workers'.
+        WorkerError
+            If there is no such function, nothing was kept, or it failed or returned something else.
+        """
+        self._check_open()
+        said = [[self._check_object(each).number] if isinstance(each, DeviceObject) else {"is": each} for each in args]
+        answer = self._message((ANSWER,), "uint8")
+        try:
+            self._session.run("apply", function, said, answer.encode(SLAB))
+            return answered(answer.slab(0))
+        finally:
+            self._drop(answer)
 
     def read(self, requests: Sequence[tuple[MeshTensor, Stored, Sequence[Sequence[Piece]]]]) -> None:
         """Have each worker fill its slabs out of files.
@@ -448,7 +504,8 @@ class Workers:
         if self._session.closed:
             raise WorkerError("the workers are closed; launch new ones")
 
-    def _free_discarded(self) -> None:
+    def free_discarded(self) -> None:
+        """Free what was discarded until now."""
         while self._discarded:
             self.free(self._discarded.popleft())
 
@@ -468,6 +525,11 @@ class Workers:
         self._check_open()
         if bound not in self._calls:
             raise InputError(f"{bound!r} is not a call of these workers; make one with workers.bind")
+
+    def _check_object(self, item: object) -> DeviceObject:
+        if not isinstance(item, DeviceObject) or item not in self._objects:
+            raise InputError(f"{item!r} is no object of these workers; make place for it with workers.place")
+        return item
 
     def _check_two(self, source: MeshTensor, target: MeshTensor, axis: str) -> None:
         self._check_open()

@@ -18,9 +18,10 @@ from tvm_axe import _tvm
 from tvm_axe.collective import SLAB, Argument, BoundCall, Coord, Inside, MeshTensor, Timeline
 from tvm_axe.collective.stored import stored
 from tvm_axe.collective.workers import Item
-from tvm_axe.errors import InputError, WorkerError
+from tvm_axe.errors import InputError, LowerError, WorkerError
+from tvm_axe.executable.objects import Kept, Places
 from tvm_axe.executable.on_mesh import discard
-from tvm_axe.executable.signatures import Signature
+from tvm_axe.executable.signatures import NUMBER, OBJECT, SHAPE, Signature
 from tvm_axe.executable.sizes import room_of, sizes_of
 from tvm_axe.executable.spread import ModelProgram, Pool, Spread
 from tvm_axe.executable.weights import Weight
@@ -45,13 +46,13 @@ class _Bound(NamedTuple):
         What a call brings: parameters by name, in order, and the tensors that each is put into, each with whether one
         slab is enough for all devices.
     counts : mapping
-        Which of these are no tensors, by name: a ``"shape"`` or a ``"number"``.
+        Which of these are no tensors, by name: a ``"shape"``, a ``"number"`` or an ``"object"``.
     made : tuple of Placed
         The tensors that a call leaves or computes by, for which it needs memory.
     open : tuple of (str, str)
         The tensors, by name, that a call brings or leaves, each with a view of it.
     arguments : tuple
-        All arguments, None for these, behind the sizes that the function takes first.
+        All arguments, None for these, behind the numbers that the function takes first: sizes, and where objects are.
     call : BoundCall
         The others are bound in it.
     nesting : Any
@@ -83,7 +84,7 @@ class MeshMemory:
         workers = program.on()
         self.copied, self.held, self.lock = 0, (0,) * workers.mesh.size, workers.lock
         self._program, self._signatures = program, tuple(functions)
-        self._pool = Pool(workers)
+        self._pool, self._places = Pool(workers), Places(workers)
         self._fixed: dict[str, Spread] = {}  # weights and constants, by the names of the tensors
         self._functions: dict[str, _Bound] = {}
         self._slabs: dict[str, tuple[int, ...]] = {}  # of the tensors of values, by name
@@ -208,7 +209,7 @@ class MeshMemory:
     def _bound(
         self, signature: Signature, function: DeviceFunction, weights: frozenset[str], between: Mapping[str, MeshTensor]
     ) -> _Bound:
-        arguments: list[Argument | None] = [None for _ in function.sizes]
+        arguments: list[Argument | None] = [None for _ in range(function.numbers)]
         left: list[tuple[str, str]] = []
         for name, view in function.arguments:
             tensor = self._fixed[name].tensor if name in self._fixed else between.get(name)
@@ -227,7 +228,7 @@ class MeshMemory:
             for each in function.inputs
             if each.name not in weights
         }
-        counts = {each.name: each.kind for each in function.inputs if each.kind in ("shape", "number")}
+        counts = {each.name: each.kind for each in function.inputs if each.kind in (SHAPE, NUMBER, OBJECT)}
         brought = {placed.name for own in inputs.values() for placed, _ in own}
         names = dict.fromkeys((*(each.name for each in function.results), *(name for name, _ in left)))
         made = [self._program.shared.tensors[n] for n in names if n not in brought and n not in self._fixed]
@@ -260,20 +261,39 @@ class MeshMemory:
 
     def call(self, function: str, arguments: Sequence[Any]) -> Any:
         bound = self._functions[function]
-        values, opened = self._values(bound, arguments)
+        objects = self._objects(bound, arguments)
+        values, opened = self._values(bound, arguments, objects)
         self._program.on().invoke(bound.call, opened)
         self._put_back(bound, arguments, values)
-        results = iter([values.get(each.name) or self._fixed[each.name] for each in bound.of.results])
-        return _nested(bound.nesting, results)
+        results: list[Any] = [values.get(each.name) or self._fixed[each.name] for each in bound.of.results]
+        for at, name in bound.of.left:
+            results.insert(at, objects[name])
+        return _nested(bound.nesting, iter(results))
 
-    def _values(self, bound: _Bound, arguments: Sequence[Any]) -> tuple[dict[str, Spread], list[Any]]:
+    def _objects(self, bound: _Bound, arguments: Sequence[Any]) -> dict[str, Kept]:
+        """The objects that a call brings, and place for those that it makes, by name."""
+        found: dict[str, Kept] = {}
+        for name, given in zip(bound.inputs, arguments, strict=True):
+            if bound.counts.get(name) == OBJECT:
+                if not isinstance(given, Kept):
+                    got = "an array" if isinstance(given, Spread) else type(given).__name__
+                    raise LowerError(
+                        f"{bound.of.name}: {name} is an object, one on each device; got {got}: give the handle that a "
+                        "function of the session has returned"
+                    )
+                found[name] = given
+        return found | {name: self._places.new() for name in bound.of.objects if name not in found}
+
+    def _values(
+        self, bound: _Bound, arguments: Sequence[Any], objects: Mapping[str, Kept]
+    ) -> tuple[dict[str, Spread], list[Any]]:
         """What a call brings and leaves, by the names of the tensors; and what its open arguments are."""
         values: dict[str, Spread] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         function = bound.of
         for (name, placed), given in zip(bound.inputs.items(), arguments, strict=True):
-            if name in bound.counts:
-                shapes[name] = tuple(map(int, given)) if bound.counts[name] == "shape" else (int(given),)
+            if bound.counts.get(name, OBJECT) != OBJECT:
+                shapes[name] = tuple(map(int, given)) if bound.counts[name] == SHAPE else (int(given),)
             for at, (each, _) in enumerate(placed):
                 value = given[at] if isinstance(given, tuple) else given  # the former is what `put` has made
                 values[each.name] = value if value.forms == each.forms else self._converted(value, each, function)
@@ -285,7 +305,8 @@ class MeshMemory:
         for needed in bound.made:
             values[needed.name] = self._new(needed, shape_at(needed.shape, sizes), function.most)
         opened = [(values[name].tensor, view) for name, view in bound.open]
-        return values, [*(sizes[name] for name in function.sizes), *opened]
+        places = (objects[name].place.number for name in function.objects)
+        return values, [*(sizes[name] for name in function.sizes), *places, *opened]
 
     def _converted(self, value: Spread, placed: Placed, function: DeviceFunction) -> Spread:
         found = self._new(placed, value.shape, function.most)
@@ -302,22 +323,27 @@ class MeshMemory:
                     self._program.convert(value, given.tensor, home)
 
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
-        given, _values = self._whole(function, arguments)
+        given, _kept = self._whole(function, arguments)
         return self._program.on().time(self._program.loaded, given, repeat, warmup, function)
 
     def trace(self, function: str, arguments: Sequence[Any], warmup: int) -> Timeline:
-        given, _values = self._whole(function, arguments)
+        given, _kept = self._whole(function, arguments)
         program = self._program
         calls = sum(len(block.bindings) for block in program.module[function].body.blocks)
         recordings = program.on().trace(program.loaded, given, calls, warmup, function)
         return model_timeline(function, program.shared.mesh, recordings)
 
-    def _whole(self, function: str, arguments: Sequence[Any]) -> tuple[list[Argument], dict[str, Spread]]:
+    def _whole(self, function: str, arguments: Sequence[Any]) -> tuple[list[Argument], object]:
         """All that a function is called with, and what is to be kept until it was."""
         bound = self._functions[function]
-        values, opened = self._values(bound, arguments)
+        objects = self._objects(bound, arguments)
+        values, opened = self._values(bound, arguments, objects)
         left = iter(opened)
-        return [next(left) if argument is None else argument for argument in bound.arguments], values
+        return [next(left) if argument is None else argument for argument in bound.arguments], (values, objects)
+
+    def apply(self, function: str, value: Any, arguments: Sequence[Any]) -> int | float | None:
+        given = [each.place if isinstance(each, Kept) else each for each in (value, *arguments)]
+        return self._program.on().apply(function, given)
 
     def fetch(self, value: Spread) -> np.ndarray:
         self._program.on()
@@ -329,6 +355,7 @@ class MeshMemory:
     def close(self) -> None:
         self._functions.clear()
         self._fixed.clear()
+        self._places.close()
         workers = self._program.workers()
         while self._calls:
             call = self._calls.pop()

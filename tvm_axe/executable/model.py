@@ -122,7 +122,8 @@ class MeshModelExecutable(OnMesh, Model):
     ) -> None:
         functions = [each for each in functions if each.name in shared.functions]
         for each in functions:
-            found, wanted = len(shared.functions[each.name].results), len(_flat(each.nesting))
+            function, wanted = shared.functions[each.name], len(_flat(each.nesting))
+            found = len(function.results) + len(function.left)
             if found != wanted:
                 raise LowerError(
                     f"{each.name}: {wanted - found} of its {wanted} results ({', '.join(each.outputs)}) are no "

@@ -16,6 +16,7 @@ from tvm import relax
 
 from tvm_axe import _tvm
 from tvm_axe.collective import Timeline
+from tvm_axe.collective.objects import plain
 from tvm_axe.collective.stored import let_go
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.replayed import Replaying, Replays
@@ -133,6 +134,21 @@ class DeviceMemory:
             for place, weight in zip(self._places[function], self._weights[function]):
                 given.insert(place, weight)
         return given
+
+    def apply(self, function: str, value: Any, arguments: Sequence[Any]) -> int | float | None:
+        found = tvm.get_global_func(function, allow_missing=True)
+        if found is None:
+            raise LowerError(f"the runtime has no function {function!r}")
+        try:
+            result = found(value, *map(plain, arguments))
+        except _tvm.UPSTREAM_ERRORS as error:
+            raise LowerError(f"{function}: the call failed: {_tvm.why_refused(error)}") from error
+        if not isinstance(result, int | float | None):
+            raise LowerError(
+                f"{function} returned a {type(result).__name__}, and what handle.call gives are numbers; call it with "
+                "handle.object"
+            )
+        return result
 
     def fetch(self, value: tvm.runtime.Tensor) -> np.ndarray:
         return fetched(value)

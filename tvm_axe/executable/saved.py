@@ -50,7 +50,7 @@ from tvm_axe.relax.workspace import Part, Workspace
 
 __all__ = ["read", "read_archive", "write", "write_archive"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 7
+FORMAT, LAYOUT = "tvm_axe executable", 8
 _MANIFEST, _MODULES = "manifest.json", "modules.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
@@ -221,6 +221,8 @@ def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
                 levels=(),  # what was chosen is told
                 checks=decoded(each["checks"]),
                 overwritten=decoded(each["overwritten"]),
+                objects=decoded(each["objects"]),
+                left=decoded(each["left"]),
             )
             for name, each in details["device"].items()
         },
@@ -252,7 +254,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any], Modules], Restore]] = {
 # ---- What is known of a shared model ---------------------------------------------------------------------------------
 
 
-_PARTS = ("inputs", "results", "sizes", "arguments", "checks", "overwritten")
+_PARTS = ("inputs", "results", "sizes", "arguments", "checks", "overwritten", "objects", "left")
 """What is kept of a device's function, beside the most of its sizes."""
 
 

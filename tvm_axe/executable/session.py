@@ -58,6 +58,9 @@ class Memory(Protocol):
     def trace(self, function: str, arguments: Sequence[Any], warmup: int) -> Timeline:
         """What each device does when in a call behind others; an error on one device."""
 
+    def apply(self, function: str, value: Any, arguments: Sequence[Any]) -> int | float | None:
+        """What a function of the runtime returns for an object, on every device for its own."""
+
     def fetch(self, value: Any) -> np.ndarray:
         """A copy of a value."""
 
@@ -269,6 +272,11 @@ class Session:
         with self._memory.lock:
             self._check_open()
             return self._memory.trace(function, self._functions[function].put(values), warmup)
+
+    def _apply(self, function: str, value: Any, arguments: Sequence[Any]) -> int | float | None:
+        with self._memory.lock:
+            self._check_open()
+            return self._memory.apply(function, value, arguments)
 
     def _handles(self, result: Any) -> Any:
         if type(result) is tuple:

@@ -28,6 +28,7 @@ from tvm_axe.relax.chosen import Choice, Chosen, Moved
 from tvm_axe.relax.forms import WHOLE, Form, Move, move
 from tvm_axe.relax.graph import Graph, Node
 from tvm_axe.relax.holding import Holding
+from tvm_axe.relax.objects import Attending
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.transfers import Carrying
@@ -55,7 +56,7 @@ class _Step:
     """A call with the strategies that there are of it."""
 
     node: Node | None
-    operator: Operator | Carrying | Holding | None
+    operator: Operator | Carrying | Holding | Attending | None
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     strategies: list[Strategy]

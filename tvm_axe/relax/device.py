@@ -8,7 +8,7 @@ stand where one device touches what another has written, or still reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -24,6 +24,7 @@ from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.forms import WHOLE, Form, Forms, are_whole, local_shape
 from tvm_axe.relax.fusing import fused
 from tvm_axe.relax.graph import Node, Value
+from tvm_axe.relax.objects import Cache, attends
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sizes import Shape, exprs
 from tvm_axe.relax.steps import Mover, Spot, Step, numbers_of, steps_of
@@ -62,7 +63,7 @@ class Placed:
 class Argument:
     """What a function of the model takes or has as a constant: a whole array, and the tensors that it is put into.
 
-    What is a ``"shape"`` or a ``"number"`` instead, by its `kind`, is in no tensor.
+    What is a ``"shape"``, a ``"number"`` or an ``"object"`` instead, by its `kind`, is in no tensor.
     """
 
     name: str
@@ -83,14 +84,18 @@ class DeviceFunction:
     inputs : tuple[Argument, ...]
         What the model's function takes.
     results : tuple[Placed, ...]
-        What it leaves, in the model's order.
+        The tensors that it leaves, in the model's order.
     sizes : tuple[str, ...]
         The sizes that shapes are counted in: what the device's function is called with first.
+    objects : tuple[str, ...]
+        The objects that it takes or makes, by name: where the device keeps them is what it is called with then.
+    left : tuple of (int, str)
+        The objects that it returns: where each is among all results, and its name.
     most : Mapping[str, int]
         Upper bounds of sizes, by name, of those that have one.
     arguments : tuple of (str, str)
-        What it is called with then: tensors of the mesh by name, each with the view of it; its coordinates come behind
-        them.
+        What it is called with behind these: tensors of the mesh by name, each with the view of it; its coordinates come
+        behind them.
     levels : tuple[Chosen, ...]
         How values are shared along each axis, of what the outer ones leave.
     checks : tuple of (Shape, Shape, str)
@@ -111,6 +116,13 @@ class DeviceFunction:
     checks: tuple[tuple[Shape, Shape, str], ...] = ()
     steps: tuple[Step, ...] = ()
     overwritten: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()
+    left: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it is called with before its tensors."""
+        return len(self.sizes) + len(self.objects)
 
     @property
     def chosen(self) -> Chosen:
@@ -269,6 +281,9 @@ class _Function:
         self.slots: dict[tuple[Shape, str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
         self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.ranks}
+        touched = [name for node in self.graph.nodes for name in (*node.takes, node.makes) if name]
+        self.places = {name: relax.Var(f"{name}_at", tvm.ir.PrimType("int64")) for name in touched}
+        self.objects: dict[str, relax.Var] = {}
         self.prefix = "" if len(module.chosen) == 1 else f"{self.graph.name}."
         mover = Mover(chosen.graph, module.mesh, module.page, module.ranks)
         self.results = [*zip(chosen.graph.results, chosen.results)]
@@ -296,11 +311,12 @@ class _Function:
                 self._done(step)
                 self._released(at)
             results = [self._result(spot) for spot in self.results]
-            params = [*graph.sizes.values(), *self.views.values(), *self.coordinates.values()]
+            params = [*graph.sizes.values(), *self.places.values(), *self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
         return DeviceFunction(
             graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.levels,
-            tuple(graph.checks), tuple(self.steps), tuple(self.overwritten),
+            tuple(graph.checks), tuple(self.steps), tuple(self.overwritten), tuple(self.places),
+            tuple(graph.left),
         )  # fmt: skip
 
     def _declared(self) -> list[Argument]:
@@ -377,7 +393,12 @@ class _Function:
     def _done(self, step: Step) -> None:
         if step.func is None and not step.kind:
             assert step.node is not None  # it is the model's
-            self._other(step.node, [self.buffers[spot] for spot in step.ins])
+            if attends(step.node.value):
+                self._attended(step, step.node)
+            elif step.node.cache is not None:
+                self._cached(step.node.cache, step.node.makes, [self.buffers[spot] for spot in step.ins])
+            else:
+                self._other(step.node, [self.buffers[spot] for spot in step.ins])
             return
         for spot in step.outs[len(step.over) :]:
             self._new(spot)
@@ -407,15 +428,7 @@ class _Function:
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
         """A call of something else than TensorIR, on whole values."""
         self._touched([(buffer, SLAB, False) for buffer in ins])
-        given = iter([self._expr(buffer, SLAB) for buffer in ins])
-
-        def replaced(value: relax.Expr) -> relax.Expr:
-            if isinstance(value, relax.Tuple):
-                return relax.Tuple([replaced(each) for each in value.fields])
-            if isinstance(value, tvm.ir.GenericConst) or (isinstance(value, relax.Var) and not _is_scalar(value)):
-                return next(given)
-            return value
-
+        replaced = self._replacing(node, ins)
         value = node.value
         assert isinstance(value, relax.Call)  # it is a call of the model
         call = relax.Call(value.op, [replaced(each) for each in value.args], value.attrs, value.ty_args)
@@ -424,6 +437,53 @@ class _Function:
             of = self.graph.values[number]
             var = self.builder.emit(relax.TupleGetItem(made, at)) if node.fields else made
             self.buffers[number, WHOLE] = _Buffer(of.shape, of.dtype, var=var)
+
+    def _replacing(self, node: Node, ins: Sequence[_Buffer]) -> Callable[[relax.Expr], relax.Expr]:
+        """What makes of a call's arguments, in order, those on the device."""
+        given = iter([self._expr(buffer, SLAB) for buffer in ins])
+        objects = iter([self._object(name) for name in node.takes])
+
+        def replaced(value: relax.Expr) -> relax.Expr:
+            if isinstance(value, relax.Tuple):
+                return relax.Tuple([replaced(each) for each in value.fields])
+            if isinstance(value, relax.Var) and isinstance(value.ty, relax.AnyType):
+                return next(objects)
+            if isinstance(value, tvm.ir.GenericConst) or (isinstance(value, relax.Var) and not _is_scalar(value)):
+                return next(given)
+            return value
+
+        return replaced
+
+    # ---- Objects
+
+    def _object(self, name: str) -> relax.Var:
+        """The device's own of an object: what this function has made, or the worker has kept."""
+        if name not in self.objects:
+            self.objects[name] = self._packed("axe.kept", [self.places[name]], relax.AnyType())
+        return self.objects[name]
+
+    def _attended(self, step: Step, node: Node) -> None:
+        """Attention over a cache, of the device's heads, to where these are to be."""
+        assert isinstance(node.value, relax.Call)  # it is attention
+        for spot in step.outs:
+            self._new(spot)
+        ins, outs = ([self.buffers[spot] for spot in spots] for spots in (step.ins, step.outs))
+        self._touched([*((buffer, SLAB, False) for buffer in ins), *((buffer, SLAB, True) for buffer in outs)])
+        name, given = node.value.args
+        replaced = self._replacing(node, ins)
+        arguments = [*map(replaced, given.fields), *(self._expr(buffer, SLAB) for buffer in outs)]
+        self._packed(str(name.global_symbol), arguments, relax.TupleType([]))
+
+    def _cached(self, cache: Cache, name: str, ins: Sequence[_Buffer]) -> None:
+        """Make the device's cache, and keep it."""
+        self._touched([(buffer, SLAB, False) for buffer in ins])
+        (empty,) = [self._expr(buffer, SLAB) for buffer in ins]
+        axes = [self.module.mesh[axis] for axis in self.module.ranks]
+        self.objects[name] = self.builder.emit(cache.of_device(axes, self.module.kernel, empty))
+        self._packed("axe.keep", [self.places[name], self.objects[name]], relax.TupleType([]))
+
+    def _packed(self, name: str, arguments: Sequence[relax.Expr], result: tvm.ir.Type) -> relax.Var:
+        return self.builder.emit(relax.Call(relax.ExternFunc(name), arguments, ty_args=[result]))
 
     # ---- Memory
 

@@ -16,6 +16,7 @@ from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.errors import LowerError
 from tvm_axe.relax.forms import Forms
+from tvm_axe.relax.objects import TAKERS, Cache, cache_of, called
 from tvm_axe.relax.operators_of_attention import APART, saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
@@ -84,6 +85,10 @@ class Node:
 
     Attributes
     ----------
+    takes : tuple[str, ...]
+        The objects that it takes, by name, in order.
+    makes : str
+        The object that it makes, and `cache` what that is.
     sizes : tuple of (Var, int)
         What those that the function has typically are.
     overwrites : int
@@ -104,10 +109,14 @@ class Node:
     """Of what leaves its value as it is, but for a form: which dimension is shared along an axis."""
     sizes: tuple[tuple[tirx.Var, int], ...] = ()
     overwrites: int = 0
+    takes: tuple[str, ...] = ()
+    makes: str = ""
+    cache: Cache | None = None
 
 
 class Count(NamedTuple):
-    """A parameter that is a ``"shape"`` or a ``"number"``: where it is among all, its name, and its extents."""
+    """A parameter that is a ``"shape"``, a ``"number"`` or an ``"object"``: where it is among all, its name, and the
+    extents of the former."""
 
     position: int
     name: str
@@ -133,6 +142,8 @@ class Graph:
         Shapes that the function says to be others, with the variable that it says it of.
     apart : tuple[str, ...]
         Which attentions no kernel computes, and why.
+    left : list of (int, str)
+        The objects that it returns: where each is among all results, and its name.
     """
 
     name: str
@@ -146,6 +157,7 @@ class Graph:
     counts: list[Count] = field(default_factory=list)
     checks: list[tuple[Shape, Shape, str]] = field(default_factory=list)
     apart: tuple[str, ...] = ()
+    left: list[tuple[int, str]] = field(default_factory=list)
 
 
 def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule] | None = None) -> tvm.IRModule:
@@ -237,7 +249,8 @@ def graph_of(
 class _Reader:
     def __init__(self, model: tvm.IRModule, name: str, typical: Mapping[str, int]) -> None:
         self.model, self.graph, self.given = model, Graph(name), typical
-        self.env: dict[relax.Var, int | tuple[int, ...]] = {}
+        # Tensors by number, objects by name.
+        self.env: dict[relax.Var, int | str | tuple[int | str, ...]] = {}
         self.constants: list[tuple[ir.GenericConst, int]] = []
         self.known: dict[object, tirx.PrimFunc] = {}
         source: relax.Function = model[name]
@@ -247,6 +260,10 @@ class _Reader:
         inputs = int(attrs["num_input"]) if "num_input" in attrs else len(source.params)
         self.defined = {each for param in source.params for each in _defines(param)}
         for at, param in enumerate(source.params):
+            if isinstance(param.ty, relax.AnyType):
+                self.env[param] = str(param.name)
+                self.graph.counts.append(Count(at, str(param.name), "object", ()))
+                continue
             if isinstance(param.ty, relax.ShapeType | ir.PrimType):
                 self.count(at, param)
                 continue
@@ -260,7 +277,11 @@ class _Reader:
         for block in source.body.blocks:
             for binding in block.bindings:
                 self.bind(binding)
-        self.graph.results = list(self.flat(source.body.body, "its result"))
+        for at, each in enumerate(self.flat(source.body.body, "its result")):
+            if isinstance(each, int):
+                self.graph.results.append(each)
+            else:
+                self.graph.left.append((at, each))
 
     def number(self, value: relax.Expr) -> int:
         found = self.env[value]
@@ -268,8 +289,6 @@ class _Reader:
         return found
 
     def new(self, name: str, ty: ir.Type, kind: str, what: str, param: int | None = None) -> int:
-        if isinstance(ty, relax.AnyType):
-            raise LowerError(f"{self.graph.name}: {self.object(name, what)}")
         if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
             raise LowerError(
                 f"{self.graph.name}: {what} {name!r} is a {type(ty).__name__} without a shape; on a mesh values are "
@@ -282,20 +301,6 @@ class _Reader:
         known = tuple(self.typically(extent) for extent in ty.shape)
         self.graph.values.append(Value(name, shape, str(ty.dtype), kind, known, None, shape, (), param))
         return len(self.graph.values) - 1
-
-    def object(self, name: str, what: str) -> str:
-        """Why a value that is no tensor is refused: who takes or makes it, and what takes its place."""
-        bindings = [own for block in self.model[self.graph.name].body.blocks for own in block.bindings]
-        calls = [own for own in bindings if isinstance(own, relax.VarBinding) and isinstance(own.value, relax.Call)]
-        made = [own for own in calls if own.var.name == name]
-        taken = [own for own in calls if any(str(var.name) == name for var in relax.analysis.free_vars(own.value))]
-        told = [f"which {_called(own.value)} makes" for own in made[:1]]
-        told += [f"which {_called(own.value)} takes for {own.var.name!r}" for own in taken[:1]]
-        return (
-            f"{what} {name!r} is no tensor but an object of the runtime, {' and '.join(told) or 'such as a cache'}; it "
-            "is one device's, and on a mesh a cache is shared by its heads if it is tensors: have functions take and "
-            "return these, or store to them (R.call_tir_inplace), or compile for one device"
-        )
 
     def count(self, at: int, param: relax.Var) -> None:
         """Take note of a parameter that is a shape or a number."""
@@ -374,7 +379,8 @@ class _Reader:
 
     def call(self, var: relax.Var, value: relax.Call) -> None:
         if isinstance(var.ty, relax.AnyType):
-            raise LowerError(f"{self.graph.name}: {self.object(str(var.name), 'variable')}")
+            self.make(var, value)
+            return
         in_place = is_call(value, _IN_PLACE)
         is_tir = in_place or is_call(value, _CALL_TIR)
         given = [a for a in value.args if not isinstance(a, ir.GlobalVar | relax.ExternFunc)]
@@ -386,10 +392,13 @@ class _Reader:
         shapes = [extent for each in given if isinstance(each, relax.ShapeExpr) for extent in each.values]
         for each in (*numbers, *shapes):
             self.require_known(each, f"variable {var.name!r}")
-        ins = tuple(number for argument in given for number in self.flat(argument, f"variable {var.name!r}"))
+        found = [each for argument in given for each in self.flat(argument, f"variable {var.name!r}")]
+        ins, takes = tuple(n for n in found if isinstance(n, int)), tuple(n for n in found if isinstance(n, str))
+        if takes and called(value) not in TAKERS:
+            raise LowerError(f"{self.graph.name}: variable {var.name!r} is made by {self.of_object(value, takes[0])}")
         is_tuple = isinstance(var.ty, relax.TupleType)
         types = list(var.ty.fields) if is_tuple else [var.ty]
-        outs = tuple(self.new(var.name, ty, "value", f"the result of {_called(value)},") for ty in types)
+        outs = tuple(self.new(var.name, ty, "value", f"the result of {called(value)},") for ty in types)
         self.env[var] = outs if is_tuple else outs[0]
         func = self.model[value.args[0]] if is_tir else None
         if in_place:
@@ -400,7 +409,46 @@ class _Reader:
         sizes = () if func is None else tuple((v, self.graph.typical[n]) for n, v in known.items() if uses(func, v))
         over = len(outs) if in_place else 0
         self.graph.nodes.append(
-            Node(var.name, ins, outs, func, value, is_tuple, pins=dims_of(value), sizes=sizes, overwrites=over)
+            Node(
+                var.name, ins, outs, func, value, is_tuple, pins=dims_of(value), sizes=sizes, overwrites=over,
+                takes=takes,
+            )
+        )  # fmt: skip
+
+    def make(self, var: relax.Var, value: relax.Call) -> None:
+        """Take note of an object that a call makes."""
+        name, what = str(var.name), f"variable {var.name!r}"
+        if called(value) != _tvm.PAGED_CREATES:
+            taken = [each for own in value.args for each in self.objects(own)]
+            raise LowerError(f"{self.graph.name}: {what} is made by {self.of_object(value, *taken[:1])}")
+        while name in self.env.values():
+            name = f"{name}_"
+        tensors = [
+            each for each in value.args if isinstance(each, relax.Var | ir.GenericConst) and not _is_number(each)
+        ]
+        for shape in (each for each in value.args if isinstance(each, relax.ShapeExpr)):
+            for extent in shape.values:
+                self.require_known(extent, what)
+        ins = tuple(n for each in tensors for n in self.flat(each, what) if isinstance(n, int))
+        cache = cache_of(value, self.model, f"{self.graph.name}: {what}")
+        self.env[var] = name
+        self.graph.nodes.append(Node(var.name, ins, (), None, value, makes=name, cache=cache))
+
+    def objects(self, value: relax.Expr) -> Iterable[str]:
+        """The objects that an expression is made of."""
+        if isinstance(value, relax.Tuple):
+            for each in value.fields:
+                yield from self.objects(each)
+        elif isinstance(value, relax.Var) and isinstance(self.env.get(value), str):
+            yield str(self.env[value])
+
+    def of_object(self, value: relax.Call, taken: str = "") -> str:
+        """Why a call of an object is refused, and what takes its place."""
+        takes = f", which takes {taken!r}, an object of the runtime" if taken else ", an object of the runtime"
+        return (
+            f"{called(value)}{takes}; on a mesh objects are paged caches that TIRPagedKVCache makes, and what takes "
+            "them is attention_with_fused_qkv or get_query_positions: call these, have functions take and return "
+            "caches as tensors, or store to them (R.call_tir_inplace), or compile for one device"
         )
 
     def overwriting(
@@ -411,7 +459,7 @@ class _Reader:
         buffers = [param for param in func.params if tirx.is_buffer_var(param)]
         if min(over) < 0 or len(ins) != len(buffers):
             raise LowerError(
-                f"{self.graph.name}: {var.name} is made by {_called(value)}, some of whose results are new, and others "
+                f"{self.graph.name}: {var.name} is made by {called(value)}, some of whose results are new, and others "
                 "what it takes; on a mesh all are one or the other: make two calls of it (call_tir, call_tir_inplace)"
             )
         order = [*(at for at in range(len(ins)) if at not in over), *over]
@@ -446,8 +494,8 @@ class _Reader:
         self.constants.append((value, number))
         return number
 
-    def flat(self, value: relax.Expr, what: str) -> Iterable[int]:
-        """The numbers of the tensors that an expression is made of."""
+    def flat(self, value: relax.Expr, what: str) -> Iterable[int | str]:
+        """The numbers of the tensors, and the names of the objects, that an expression is made of."""
         if isinstance(value, relax.Tuple):
             for each in value.fields:
                 yield from self.flat(each, what)
@@ -455,20 +503,13 @@ class _Reader:
             yield self.constant(value)
         elif isinstance(value, relax.Var) and value in self.env:
             found = self.env[value]
-            yield from [found] if isinstance(found, int) else found
+            yield from [found] if isinstance(found, int | str) else found
         elif isinstance(value, relax.ShapeExpr | ir.Constant | ir.StringImm) or _is_number(value):
             return
         else:
             raise LowerError(
                 f"{self.graph.name}: {what} takes a {type(value).__name__}; on a mesh calls take tensors and constants"
             )
-
-
-def _called(value: relax.Call) -> str:
-    """What a call calls, by name."""
-    first = value.args[0] if len(value.args) else None
-    op = first if isinstance(first, ir.GlobalVar | relax.ExternFunc) else value.op
-    return str(getattr(op, "name_hint", None) or getattr(op, "global_symbol", None) or getattr(op, "name", op))
 
 
 def _defines(param: relax.Var) -> list[tirx.Var]:

@@ -43,6 +43,7 @@ class _Local:
             counts=of.counts,
             checks=of.checks,
             apart=of.apart,
+            left=of.left,
         )
         self.numbers: dict[tuple[int, Form], int] = {}
         params = set(self.of.params)

@@ -12,6 +12,7 @@ from tvm_axe.relax.forms import blocks
 from tvm_axe.relax.graph import Graph, Node
 from tvm_axe.relax.holding import Holding
 from tvm_axe.relax.kernels_of_shares import for_share
+from tvm_axe.relax.objects import Attending, attends
 from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.transfers import Carrying, Transfer
 from tvm_axe.relax.ways import Strategy
@@ -40,9 +41,10 @@ class Operators:
         self._known: dict[tuple[int, int, tuple[tuple[tirx.Var, int], ...], int], list[Operator]] = {}
         self._carrying: dict[Transfer, Carrying] = {}
         self._holding: dict[object, Holding] = {}
+        self._attending: dict[tuple[int, int], Attending] = {}
         self._local: dict[object, tirx.PrimFunc] = {}
 
-    def of_node(self, graph: Graph, node: Node) -> Operator | Carrying | Holding | None:
+    def of_node(self, graph: Graph, node: Node) -> Operator | Carrying | Holding | Attending | None:
         """The operator that a call of a function is; None of what takes and gives whole values."""
         if node.pins is not None:
             value = graph.values[node.ins[0]]
@@ -51,6 +53,12 @@ class Operators:
                 dims = [node.pins[self.axis]] if self.axis in node.pins else []
                 self._holding[key] = Holding(*(blocks(*key[:2], dim, self.devices) for dim in dims))
             return self._holding[key]
+        if attends(node.value):
+            (_, packed, _), (_, heads, _) = (graph.values[number].typical for number in (node.ins[0], node.outs[0]))
+            at = heads, (packed - heads) // 2
+            if at not in self._attending:
+                self._attending[at] = Attending(graph.name, *at, self.devices)
+            return self._attending[at]
         if node.transfer is None:
             return None if node.func is None else self.of(node)
         if node.transfer not in self._carrying:

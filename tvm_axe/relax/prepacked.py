@@ -165,7 +165,7 @@ def _calls(func: relax.Function) -> Iterator[relax.Call]:
 
 def _views(func: relax.Function, function: DeviceFunction) -> list[relax.Var]:
     """The parameters of a device's function that are tensors of the mesh."""
-    first = len(function.sizes)
+    first = function.numbers
     return list(func.params[first : first + len(function.arguments)])
 
 
@@ -198,7 +198,7 @@ def _rewritten(
     before = set(_views(func, function))
     replaced = {arg for call in calls for arg in call.args if isinstance(arg, relax.Var) and arg in before}
     kept = {var: view for var, view in views.items() if var in used or var not in replaced}
-    first = len(function.sizes)
+    first = function.numbers
     others = func.params[first + len(function.arguments) :]
     params = [*func.params[:first], *kept, *others]
     body = relax.SeqExpr(blocks, func.body.body)

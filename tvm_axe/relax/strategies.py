@@ -15,7 +15,7 @@ from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sha
 from tvm_axe.analysis.sizes import number
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.layout.shares import Share
+from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 from tvm_axe.lower.shares import is_sharable
 from tvm_axe.relax.forms import WHOLE, Form, form_of, move
@@ -238,7 +238,7 @@ class Operator:
         extents = [self.rule[name].extent for name in names]
         end, inner = len(names), 1
         runs = share.runs
-        while end > 1 and all(not run.is_whole and run.inner % (inner * extents[end - 1]) == 0 for run in runs):
+        while end > 1 and all(_inside(run) % (inner * extents[end - 1]) == 0 for run in runs):
             end, inner = end - 1, inner * extents[end - 1]
         begin, outer = 0, 1
         while len(runs) == 1 and begin < end - 1 and runs[0].outer % (outer * extents[begin]) == 0:
@@ -248,8 +248,7 @@ class Operator:
             return None
         if (begin, end) == (0, len(names)):
             return together, share
-        stripped = [type(run)(run.outer // outer, run.extent, run.inner // inner, run.starts, run.size) for run in runs]
-        return together, Share.of(stripped)
+        return together, Share.of([_stripped(run, outer, inner) for run in runs])
 
     def _evaluated(self, assigned: Assigned) -> Strategy | None:
         rule, devices = self.rule if assigned else None, self.devices
@@ -328,3 +327,16 @@ class Operator:
                 moved += dtype_bytes(str(access.buffer.dtype), min(size, points))
             total += max(count * points / max(1, whole) / self.rates.operations, moved / self.rates.memory)
         return total
+
+
+def _inside(run: Run) -> int:
+    """How many indices lie together in a run, whoever holds it."""
+    return run.length if run.is_whole else run.inner
+
+
+def _stripped(run: Run, outer: int, inner: int) -> Run:
+    """A run without digits before and behind, of which there are so many."""
+    if run.is_whole:
+        length = run.length // (outer * inner)
+        return Run(1, length, 1, run.starts, length)
+    return Run(run.outer // outer, run.extent, run.inner // inner, run.starts, run.size)
