@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from interpreter import interpret
+from tvm.script import from_source
 from tvm.script import tirx as T
 
 from tvm_axe import tile
@@ -172,3 +173,42 @@ def test_a_quotient_by_a_negative_number_in_bounds_that_upstream_has_wrong(tmp_p
             tile.copy(z, Z[m * 128, n * 64])
 
     right(func, tmp_path, np.random.default_rng(0).integers(-3, 4, (256, 96)).astype("int32"), outputs=2)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "to", "drawn"),
+    [
+        ("min", "float32", "int8", (-100, 400)),
+        ("max", "float32", "int8", (-400, 100)),
+        ("min", "int32", "int8", (-100, 400)),
+        ("max", "int32", "uint8", (-400, 100)),
+        ("sum", "float16", "int32", (0, 9)),
+    ],
+)
+def test_what_is_reduced_to_integers_is_converted_once(kind, dtype, to, drawn, accumulate, tmp_path):
+    """134 is no number of int8, and was compared as -122; of 0.5 + 0.5 each half was converted to 0."""
+    func = from_source(
+        f"""@T.prim_func
+def func(X: T.Buffer((20, 33), "{dtype}"), Y: T.Buffer((20,), "{to}"), Z: T.Buffer((33,), "{to}")):
+    with tile.kernel(1):
+        x = tile.fragment((20, 33), "{dtype}")
+        y = tile.fragment((20,), "{to}")
+        z = tile.fragment((33,), "{to}")
+        tile.copy(X, x)
+        tile.fill(y, 3)
+        tile.fill(z, 5)
+        tile.{kind}(x, y, 1, accumulate={accumulate})
+        tile.{kind}(x, z, 0, accumulate={accumulate})
+        tile.copy(y, Y)
+        tile.copy(z, Z)
+""",
+        extra_vars={"tile": tile, "T": T},
+    )
+    x = np.random.default_rng(1).integers(*drawn, (20, 33)).astype(dtype)
+    x[:, 7], x[4] = 9, 11  # each result is a number of the type
+    if kind == "sum":
+        x += np.float16(0.5)
+    right(func, tmp_path, x, outputs=2)
+    for target in ("cuda:sm_80", "cuda:sm_90a"):
+        tile.compile(func, target, Cache(tmp_path))
