@@ -5,9 +5,9 @@ which other programs on the machine disturb, and in the time that the calling th
 them stand what is in it: a command that does nothing, the function as the slower worker runs it, by its own clock, the
 bytes that a call copies, and the arguments that are bound and that are said each time.
 
-The tile program adds two small tensors of PyTorch, on the CPU and on a GPU if there is one: called, called with arguments
-that were bound before, and beside `torch.add(a, b, out=c)`. On a GPU, whose kernels run behind the host, a call is one
-of a hundred in a row.
+The tile program adds two small tensors of PyTorch, on the CPU and on a GPU if there is one: called, called with what
+was bound before, and beside `torch.add(a, b, out=c)`. On a GPU, whose kernels run behind the host, a call is one of a
+hundred in a row.
 
 Run `python scripts/bench_calls.py [--layers 2 8 32] [--calls N]`, or `--tile` for tile programs alone.
 """
