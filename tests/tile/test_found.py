@@ -212,3 +212,27 @@ def func(X: T.Buffer((20, 33), "{dtype}"), Y: T.Buffer((20,), "{to}"), Z: T.Buff
     right(func, tmp_path, x, outputs=2)
     for target in ("cuda:sm_80", "cuda:sm_90a"):
         tile.compile(func, target, Cache(tmp_path))
+
+
+def test_choices_between_truth_values_are_conditions_of_others(tmp_path):
+    """As a choice between 1 and 0 each took upstream several times as long: this took a minute to compile."""
+
+    @T.prim_func
+    def func(I: T.Buffer((70,), "int32"), Y: T.Buffer((70, 40), "int32"), Z: T.Buffer((70, 40), "bfloat16")):
+        with tile.kernel(5, 3) as (m, n):
+            y = tile.shared((16, 16), "int32")
+            z = tile.shared((16, 16), "bfloat16")
+            with tile.parallel(16, 16) as (i, j):
+                within = T.Select(n < m, m >= n, n > I[m * 14])
+                y[i, j] = T.Select(
+                    T.Select(j < 3, T.Select(i > 2, within, I[j] > 0), within),
+                    T.if_then_else(j != 0, T.floordiv(8, j), 7),
+                    m // 2 + j + n,
+                )
+                z[i, j] = T.Cast("bfloat16", T.Select(T.Select(I[i] < j, j < n, within), i, -j))
+            tile.copy(y, Y[m * 16, n * 16])
+            tile.copy(z, Z[m * 16, n * 16])
+
+    right(func, tmp_path, np.random.default_rng(0).integers(-3, 4, 70).astype("int32"), outputs=2)
+    for target in ("cuda:sm_80", "cuda:sm_90a"):
+        tile.compile(func, target, Cache(tmp_path))
