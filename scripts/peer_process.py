@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -49,5 +50,6 @@ class PeerProcess:
     def end(self) -> None:
         """Let the script end, by the end of its input."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and a question to it is left in the buffer
+            self._process.stdin.close()
         self._process.wait()
