@@ -2,11 +2,15 @@
 
     python scripts/bench_gpu.py [--only TEXT] [--rounds 9] [--parameter NAME=INT ...] [--json]
     python scripts/bench_gpu.py --compile       only compile, which needs no GPU and fills the cache
+    python scripts/bench_gpu.py --tilelang DIR  beside TileLang, too, installed by `pip install --target DIR tilelang`
 
 The bound is the tensor cores' rate for products (bf16 on an H200: about 810 TFLOP/s by cuBLAS) and the memory's for
 the rest (about 4250 GB/s, by a copy). Each kernel is checked first, on fresh random data, with its outputs poisoned.
 Then both run from CUDA graphs over several input sets in rotation, in turns; times are medians by CUDA events: of
 bursts of a few milliseconds on a rested GPU and, for long products, of 60 ms without a rest.
+
+TileLang has a TVM of its own, so its programs (`tilelang_programs.py`) run in another process: on the same inputs, by
+the same clock, in the same turns. Its knobs are those of its candidates that are fastest here; ours are the defaults.
 """
 
 from __future__ import annotations
@@ -14,14 +18,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import kernels_gpu
+from peer_process import PeerProcess
+from tensors_gpu import EXPERTS, Spec, equation, gated
+from timing_gpu import Timer, calls_of, captured, in_turns, size
 from tvm.target import Target
 
 from tvm_axe.machines.target import resolve_target
@@ -30,6 +38,10 @@ from tvm_axe.tile.kernels import KERNELS, Kernel, matmul_for
 from tvm_axe.tile.kernels.einsum import Operands
 
 PRODUCT, MEMORY = "TFLOP/s", "GB/s"
+TILELANG = "tilelang"
+IN_TILELANG = ("decode_attention", "mla_decode", "w4a16_matmul", "chunk_state", "chunk_scan", "grouped_matmul")
+"""Kernels that `tilelang_programs.candidates` has programs of."""
+
 LAYERS = {"qkv": (6144, 4096), "out": (4096, 4096), "up": (28672, 4096), "down": (4096, 14336)}
 """Columns and depth of the products in a layer of a decoder of 8 billion parameters."""
 
@@ -42,9 +54,6 @@ EINSUMS = {
     "both transposed": ("k:4096 i:4096", "j:4096 k:4096", "i:4096 j:4096"),
 }
 """Products of attention and of experts, whose operands lie in memory as a model has them."""
-
-EXPERTS = {"groups": 128, "choices": 8, "hidden": 2048, "inner": 768}
-"""Of Qwen3-30B-A3B: experts, how many of them a token chooses, the widths of the model and of an expert."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,8 @@ def cases(target: Target) -> Iterator[Case]:
     cache = {"batch": 16, "heads": 32, "kv_heads": 8, "capacity": 32768, "dim": 128, "dtype": "bfloat16"}
     bytes_ = 2.0 * 2 * 16 * 8 * 32768 * 128
     yield Case("decode 16x32/8x32768x128", KERNELS["decode_attention"], cache, "sdpa", bytes_, MEMORY)
+    paged = {**cache, "page": 64, "pages": 16 * 32768 // 64}
+    yield Case("paged 16x32/8x32768x128", KERNELS["decode_attention"], paged, "sdpa of pages", bytes_, MEMORY)
     for name, kernel, problem, peer_name, work, is_memory in kernels_gpu.cases():
         yield Case(name, KERNELS[kernel], problem, peer_name, work, MEMORY if is_memory else PRODUCT)
     for dtype, width in (("bfloat16", 2), ("float32", 4)):
@@ -124,7 +135,7 @@ def experts(tokens: int) -> Iterator[Case]:
 
 
 class Bench:
-    """Compiled kernels and what they are run on; made once a case."""
+    """Compiled kernels and what they are run on, made once a case."""
 
     def __init__(self, case: Case, target: Target, parameters: Mapping[str, int]) -> None:
         space = case.kernel.parameters(target, case.problem)
@@ -132,103 +143,13 @@ class Bench:
         self.case = case
         self.recipe = case.kernel.recipe(target, case.problem, **chosen)
         self.programs = compile_all(self.recipe.programs, target)
-
-    def tensors(self) -> dict[str, Any]:
-        """Fresh random tensors by name, with the outputs and scratch of NaN."""
-        import torch
-
-        made: dict[str, Any] = {}
-        for name, (shape, dtype) in self.recipe.tensors.items():
-            kind = getattr(torch, dtype)
-            if name == "lengths":
-                made[name] = torch.full(shape, self.case.problem["capacity"], dtype=kind, device="cuda")
-            elif name == "starts":
-                made[name] = routed(self.case.problem["rows"], self.case.problem["groups"])
-            elif name not in self.recipe.inputs and not dtype.startswith("int"):
-                made[name] = torch.full(shape, math.nan, device="cuda").to(kind)
-            elif dtype == "uint8":
-                made[name] = torch.randint(0, 256, shape, dtype=kind, device="cuda")
-            else:
-                made[name] = torch.randn(shape, device="cuda").to(kind)
-        for name in {"a_scale", "b_scale"} & made.keys():
-            made[name] = made[name].abs() + 0.5
-        kernels_gpu.completed(self.case.kernel.name, self.case.problem, made)
-        return made
+        tensors = {name: (tuple(map(int, shape)), dtype) for name, (shape, dtype) in self.recipe.tensors.items()}
+        inputs, outputs = self.recipe.inputs, self.recipe.outputs
+        self.spec = Spec(case.kernel.name, case.problem, tensors, inputs, outputs, case.tolerance)
 
     def run(self, made: Mapping[str, Any]) -> None:
         for program, names in zip(self.programs, self.recipe.arguments):
             program(*(made[name] for name in names))
-
-    def check(self, made: Mapping[str, Any]) -> float:
-        """The relative error of the norm against float32 or float64 in PyTorch, on a part where all is too much."""
-        self.run(made)
-        got, expected = compared(self.case.kernel.name, self.case.problem, made)
-        error = float((got.double() - expected.double()).norm() / expected.double().norm())
-        whole = all(bool(made[name].isfinite().all()) for name in self.recipe.outputs)
-        if not (whole and error <= self.case.tolerance):
-            raise AssertionError(f"relative error {error:.1e}, finite everywhere: {whole}")
-        return error
-
-
-def routed(rows: int, groups: int) -> Any:
-    """Where each group's rows start, if tokens choose experts at random, none of them twice."""
-    import torch
-
-    tokens = rows // EXPERTS["choices"]
-    chosen = torch.rand(tokens, groups, device="cuda").topk(EXPERTS["choices"]).indices
-    counts = torch.bincount(chosen.flatten(), minlength=groups)
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-
-
-def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What a kernel computed and what it should be, both of a part of the output if that is large."""
-    import torch
-
-    if name in ("attention", "decode_attention"):
-        group = problem["heads"] // problem["kv_heads"]
-        heads = [0, problem["heads"] - 1]
-        pairs = []
-        for h in heads:
-            q = made["Q"][-1, h].double().reshape(-1, problem["dim"])
-            k, v = (made[x][-1, h // group].double() for x in "KV")
-            scores = q @ k.T / math.sqrt(problem["dim"])
-            if problem.get("causal", False):
-                scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-            pairs.append((made["O"][-1, h].reshape(-1, problem["dim"]), scores.softmax(-1) @ v))
-        return torch.cat([got for got, _ in pairs]), torch.cat([expected for _, expected in pairs])
-    if name == "rms_norm":
-        x, weight = made["X"].double(), made["weight"].double()
-        return made["Y"], x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
-    if name == "softmax":
-        return made["Y"], made["X"].double().softmax(-1)
-    if name == "transpose":
-        return made["Y"], made["X"].T
-    if name == "grouped_matmul":
-        bounds = made["starts"].tolist()
-        parts = [made["X"][a:b].float() @ w.float().T for a, b, w in zip(bounds, bounds[1:], made["W"])]
-        return made["Y"], gated(problem, torch.cat(parts))
-    if name == "einsum":
-        return made["C"], torch.einsum(equation(problem), made["A"].float(), made["B"].float())
-    if name in ("w4a16_matmul", "attention_backward", "chunk_state", "chunk_scan"):
-        return kernels_gpu.compared(name, problem, made)
-    scale = made["a_scale"] * made["b_scale"] if "a_scale" in made else 1.0
-    return made["C"], made["A"].float() @ made["B"].float().T * scale
-
-
-def gated(problem: Mapping[str, Any], product: Any) -> Any:
-    """What a grouped product is followed by, in PyTorch."""
-    import torch
-
-    if not problem.get("gated", False):
-        return product
-    gate, up = product.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
-
-
-def equation(problem: Mapping[str, Any]) -> str:
-    """A problem of the kernel einsum, of whole tensors, as numpy and torch write it."""
-    a, b, c = ("".join(word.split(":")[0] for word in problem[name].split()) for name in "abc")
-    return f"{a},{b}->{c}"
 
 
 def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
@@ -243,6 +164,11 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
         causal = case.problem.get("causal", False)
         with sdpa_kernel(list(backends)):
             return F.scaled_dot_product_attention(q, t["K"], t["V"], is_causal=causal, enable_gqa=grouped)
+
+    def paged(t: Mapping[str, Any]) -> object:
+        pages = t["table"].long()  # PyTorch attends to what is contiguous
+        gathered = {name: t[name][pages].transpose(1, 2).flatten(2, 3) for name in "KV"}
+        return attend([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], {"Q": t["Q"], **gathered})
 
     def scaled_mm(t: Mapping[str, Any]) -> object:
         a, b, scales = t["A"], t["B"].T, (t["a_scale"], t["b_scale"])
@@ -275,6 +201,7 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
         "bf16 matmul": bf16_matmul,
         "cudnn": lambda t: attend([SDPBackend.CUDNN_ATTENTION], t),
         "sdpa": lambda t: attend([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], t),
+        "sdpa of pages": paged,
         "copy": lambda t: t["Y"].view(t["X"].shape).copy_(t["X"]),
         "torch": torchs,
         **kernels_gpu.peers(case.problem, case.kernel.name),
@@ -284,77 +211,76 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
 # ---- Timing ------------------------------------------------------------------------------------------------------
 
 
-def measured(case: Case, target: Target, parameters: Mapping[str, int], rounds: int) -> list[dict[str, Any]]:
+def measured(
+    case: Case, target: Target, parameters: Mapping[str, int], rounds: int, tilelang: PeerProcess | None
+) -> list[dict[str, Any]]:
     """A row for bursts and, of long products, one for sustained runs."""
     bench = Bench(case, target, parameters)
-    first = bench.tensors()
-    error = bench.check(first)
+    seeds = [random.randrange(2**31) for _ in range(4)]
+    first = bench.spec.drawn(seeds[0])
+    bench.run(first)
+    error = bench.spec.error(first)
+    seeds = seeds if 4 * size(first) < 6e10 else seeds[:2]
+    sets = [first, *map(bench.spec.drawn, seeds[1:])]
     seconds = case.work / (8e14 if case.unit == PRODUCT else 4e12)
-    sets = [first, *(bench.tensors() for _ in range(3 if 4 * size(first) < 6e10 else 1))]
-    launches = max(4, math.ceil(3e-3 / (seconds + 2e-6)))
-    graphs = captured({"ours": bench.run, case.peer: peer(case)}, sets, launches)
-    kinds = [("burst", 0.1, 1)]
+    calls, own = calls_of(seconds), {"ours": bench.run}
+    knobs = ""
+    if case.peer == TILELANG:
+        assert tilelang is not None
+        chosen = tilelang.ask("choose", spec=asdict(bench.spec), seeds=seeds, calls=calls)
+        same(bench.spec.sums(first), chosen["sums"])
+        knobs = said(chosen)
+    else:
+        own[case.peer] = peer(case)
+    timers: dict[str, Timer] = {name: graph.timed for name, graph in captured(own, sets, calls).items()}
+    if case.peer == TILELANG:
+        timers[TILELANG] = lambda seconds: float(tilelang.ask("time", seconds=seconds)["milliseconds"])
+    kinds = [("burst", 0.1, 0.0)]
     if case.unit == PRODUCT and seconds > 1e-4:
-        kinds.append(("sustained", 0.0, max(1, math.ceil(0.06 / (seconds * launches)))))
+        kinds.append(("sustained", 0.0, 0.06))
     rows = []
-    for kind, pause, replays in kinds:
-        ours, theirs = (total / launches for total in in_turns(graphs, rounds, pause, replays).values())
+    for kind, pause, long in kinds:
+        ours, theirs = in_turns(timers, rounds, pause, long).values()
         rate = case.work / ours * (1e-9 if case.unit == PRODUCT else 1e-6)
         rows.append(
             {
                 "name": case.name, "kind": kind, "kernel": case.kernel.name, "ours_ms": ours, "rate": rate,
                 "unit": case.unit, "peer": case.peer, "peer_ms": theirs, "ratio": theirs / ours, "error": error,
+                "knobs": knobs,
             }
         )  # fmt: skip
     return rows
 
 
-def captured(
-    functions: Mapping[str, Callable[[Mapping[str, Any]], object]], sets: Sequence[Mapping[str, Any]], launches: int
-) -> dict[str, Any]:
-    """A CUDA graph of each function, which calls it on the input sets in rotation."""
-    import torch
-    import tvm_ffi
+def same(ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
+    """See that two processes drew the same inputs.
 
-    graphs = {}
-    for name, function in functions.items():
-        for made in sets:  # what is loaded or chosen at the first call is no part of a graph
-            function(made)
-        torch.cuda.synchronize()
-        graphs[name] = torch.cuda.CUDAGraph()
-        with tvm_ffi.use_torch_stream(torch.cuda.graph(graphs[name])):
-            for i in range(launches):
-                function(sets[i % len(sets)])
-    return graphs
+    Raises
+    ------
+    AssertionError
+        They didn't.
+    """
+    for name, value in ours.items():
+        if not math.isclose(value, theirs[name], rel_tol=1e-6):
+            raise AssertionError(
+                f"the peer's process has another {name}: squares add up to {theirs[name]}, not {value}"
+            )
 
 
-def in_turns(graphs: Mapping[str, Any], rounds: int, pause: float, replays: int) -> dict[str, float]:
-    """Median milliseconds of a replay of each graph, after `pause` seconds of rest and a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for i in range(rounds):
-        for name in list(graphs)[:: 1 - 2 * (i % 2)]:
-            time.sleep(pause)
-            replayed(graphs[name], 1 + replays // 4)  # warm-up
-            times[name].append(replayed(graphs[name], replays))
-    return {name: statistics.median(series) for name, series in times.items()}
+def said(chosen: Mapping[str, Any]) -> str:
+    """Which candidate was chosen, how far off it is, and which were left out and why."""
+    left_out = "".join(f"; left out {name}: {why}" for name, why in chosen["left_out"].items())
+    return f"{chosen['knobs']}, error {chosen['error']:.1e}{left_out}"
 
 
-def size(made: Mapping[str, Any]) -> int:
-    """Bytes of all tensors of a set."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in made.values())
-
-
-def replayed(graph: Any, replays: int) -> float:
-    """Milliseconds of a replay, by the GPU's clock."""
-    import torch
-
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(replays):
-        graph.replay()
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop) / replays
+def beside_tilelang(cases: Iterator[Case]) -> Iterator[Case]:
+    """The cases and, once for each problem of a kernel that TileLang has a program of, the same beside TileLang."""
+    seen: set[str] = set()
+    for case in cases:
+        yield case
+        if case.kernel.name in IN_TILELANG and case.name not in seen:
+            seen.add(case.name)
+            yield replace(case, peer=TILELANG)
 
 
 def main() -> None:
@@ -366,10 +292,25 @@ def main() -> None:
     )
     parser.add_argument("--compile", action="store_true", help="compile only")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--tilelang", type=Path, metavar="DIR", help="the folder that TileLang is installed into (pip install --target)"
+    )
     args = parser.parse_args()
     parameters = {name: int(value) for name, _, value in (text.partition("=") for text in args.parameter)}
     target = resolve_target("cuda")
-    chosen = [c for c in cases(target) if args.only in f"{c.name} {c.kernel.name} {c.peer}"]
+    chosen = [c for c in beside_tilelang(cases(target)) if args.only in f"{c.name} {c.kernel.name} {c.peer}"]
+    theirs = [(c.kernel.name, c.problem) for c in chosen if c.peer == TILELANG]
+    tilelang = PeerProcess(Path(__file__).with_name("tilelang_gpu.py"), args.tilelang) if args.tilelang else None
+    if tilelang is None:
+        chosen = [case for case in chosen if case.peer != TILELANG]
+        if theirs:
+            print(f"TileLang is left out of {len(theirs)} cases: --tilelang says where it is", file=sys.stderr)
+    elif theirs:
+        start = time.perf_counter()
+        made = tilelang.ask("compile", cases=theirs)
+        print(f"TileLang: {made['compiled']} programs compiled in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+        for name, left_out in made["left_out"].items():
+            print(f"TileLang: {name}: {left_out}", file=sys.stderr)
     rows, failed = [], 0
     for case in chosen:
         try:
@@ -378,7 +319,7 @@ def main() -> None:
                 Bench(case, target, parameters)
                 print(f"{case.name}: compiled in {time.perf_counter() - start:.1f} s", flush=True)
                 continue
-            found = measured(case, target, parameters, args.rounds)
+            found = measured(case, target, parameters, args.rounds, tilelang)
         except Exception as error:  # the others are measured whatever one does
             failed += 1
             print(
@@ -391,9 +332,11 @@ def main() -> None:
                 print(
                     f"{row['name']:<32} {row['kind']:<9} {row['kernel']:<16} {row['ours_ms'] * 1e3:9.2f} us "
                     f"{row['rate']:7.1f} {row['unit']:<7}  {row['peer']:<11} {row['peer_ms'] * 1e3:9.2f} us  "
-                    f"ratio {row['ratio']:.3f}  error {row['error']:.1e}",
+                    f"ratio {row['ratio']:.3f}  error {row['error']:.1e}  {row['knobs']}".rstrip(),
                     flush=True,
                 )
+    if tilelang is not None:
+        tilelang.end()
     if args.json:
         print(json.dumps({"rows": rows}))
     sys.exit(1 if failed else 0)

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 import tvm
-from bench_gpu import captured, replayed
 from models_gpu import CASES, Case, decoder, imported
+from timing_gpu import captured
 from tvm import tirx
 
 import tvm_axe as axe
@@ -123,8 +123,8 @@ def measured(name: str, case: Case, mode: str, rounds: int, breakdown: bool) -> 
     for i in range(rounds):
         for owner in list(graphs)[:: 1 - 2 * (i % 2)]:
             time.sleep(REST)
-            replayed(graphs[owner], REPLAYS // 4)
-            times[owner].append(replayed(graphs[owner], REPLAYS))
+            graphs[owner].replayed(REPLAYS // 4)
+            times[owner].append(graphs[owner].replayed(REPLAYS))
     own, peer = (statistics.median(times[owner]) for owner in ("ours", "torch"))
     return {
         "name": name, "ours_ms": own, "ours_range": [min(times["ours"]), max(times["ours"])],

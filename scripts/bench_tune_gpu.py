@@ -25,7 +25,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from bench_gpu import captured, in_turns, size
+from timing_gpu import calls_of, captured, in_turns, size
 from tvm import s_tir, tirx
 from tvm.script import tirx as T
 from tvm.target import Target
@@ -159,9 +159,8 @@ def measured(
     errors = {kind: check(function, first) for kind, function in functions.items()}
     sets = [first, *(tensors(m, n, k) for _ in range(3))]
     bound = max(2 * m * n * k / 7.5e14, size(first) / 3.9e12)
-    launches = max(4, math.ceil(3e-3 / (bound + 2e-6)))
-    times = in_turns(captured(functions, sets, launches), rounds, 0.1, 1)
-    ms = {kind: time / launches for kind, time in times.items()}
+    graphs = captured(functions, sets, calls_of(bound))
+    ms = in_turns({kind: graph.timed for kind, graph in graphs.items()}, rounds, 0.1, 0.0)
     ours = ms.get("tuned", ms["default"])
     return {
         "name": f"{name} {m}x{n}x{k}", "ours_ms": ours, "peer": "default", "peer_ms": ms["default"],

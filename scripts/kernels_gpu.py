@@ -15,6 +15,9 @@ WEIGHTS = {"qkv": (6144, 4096), "up": (28672, 4096), "down": (4096, 14336)}
 CHUNKS = {"batch": 8, "length": 4096, "heads": 80, "groups": 1, "dim": 64, "state": 128, "chunk": 256}
 """Of Mamba-2 with 2.7 billion parameters, as TileLang's example has it."""
 
+LATENTS = {"batch": 64, "heads": 128, "capacity": 8192, "dim": 512, "rope": 64}
+"""Of DeepSeek-V3's attention, one token of each sequence."""
+
 Measured = tuple[str, str, dict[str, Any], str, float, bool]
 """A case: its name, the kernel, the problem, the peer, and its work, in bytes or else in floating-point operations."""
 
@@ -34,6 +37,9 @@ def cases() -> Iterator[Measured]:
             work = 10.0 * 4 * heads * 4096**2 * dim / (2 if causal else 1)  # five products, as FlashAttention-2 counts
             problem = {**shape, "dtype": "bfloat16", "causal": causal}
             yield name, "attention_backward", problem, "cudnn backward", work, False
+    both = LATENTS["dim"] + LATENTS["rope"] + LATENTS["dim"]
+    work = 2.0 * LATENTS["batch"] * LATENTS["heads"] * LATENTS["capacity"] * both
+    yield "mla 64x128x8192x512", "mla_decode", {**LATENTS, "dtype": "bfloat16"}, "torch", work, False
     tokens, inner = CHUNKS["batch"] * CHUNKS["length"], CHUNKS["heads"] * CHUNKS["dim"]
     chunks = {**CHUNKS, "dtype": "bfloat16"}
     state = 2.0 * tokens * inner * CHUNKS["state"]
@@ -73,6 +79,9 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
 
     if name == "w4a16_matmul":
         return made["C"], made["A"].float() @ decoded(made).float().T
+    if name == "mla_decode":
+        last = {key: made[key][-1:].double() for key in ("Q", "KV")}
+        return made["O"][-1:], attended(problem, last)
     if name == "attention_backward":
         leaves = [made[each][-1, -1].double().requires_grad_() for each in "QKV"]
         scores = leaves[0] @ leaves[1].T / math.sqrt(problem["dim"])
@@ -94,6 +103,14 @@ def decoded(made: Mapping[str, Any]) -> Any:
 
     codes = torch.stack([made["B"] & 15, made["B"] >> 4], dim=-1).flatten(1)
     return (codes.to(made["scales"].dtype) - 8) * made["scales"].T.repeat_interleave(GROUP, dim=1)
+
+
+def attended(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
+    """Attention over latent vectors by PyTorch's operators, of sequences that are all as long as there is room for."""
+    import torch
+
+    scores = torch.matmul(t["Q"], t["KV"].transpose(1, 2)) / math.sqrt(problem["dim"] + problem["rope"])
+    return torch.matmul(scores.softmax(-1), t["KV"][..., : problem["dim"]])
 
 
 def states_of(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
@@ -149,7 +166,7 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
             t["dO"], q, k, v, o, l, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, problem["causal"]
         )
 
-    function = {"chunk_state": states_of, "chunk_scan": scanned}.get(name)
+    function = {"chunk_state": states_of, "chunk_scan": scanned, "mla_decode": attended}.get(name)
     return {
         "int4pack": int4pack,
         "decoded": matmul_of_decoded,

@@ -1,15 +1,16 @@
-"""compute-sanitizer's verdict on what the package runs on a GPU: its programs on a mesh, and its tile kernels.
+"""compute-sanitizer's verdict on what the package runs on a GPU: programs on a mesh, tile kernels, tile language words.
 
     python scripts/sanitize.py                       # memcheck, all of it: minutes
-    python scripts/sanitize.py mlp moe_ragged grouped_matmul
+    python scripts/sanitize.py mlp moe_ragged grouped_matmul atomics
     python scripts/sanitize.py --tool racecheck matmul
 
 Everything runs small, in one process, since a tool watches one: a mesh's devices are threads that share the first GPU,
-and meet on the host. Results are compared with float64, too. Under a tool a kernel is over before the next begins, so
-kernels that wait for a peer's, `reduce_norm` and products beside copies, can't be run so: those are named. They are
-judged by the interpreter of all devices (`tests/tile/interpreter_mesh.py`) and with delays (`fuzz_delays.py`). Calls of
-the driver that fail are not what is asked about: the package's raise what it said, and bindings look for functions that
-a driver hasn't.
+and meet on the host. Results are compared with float64, too, and those of words that no kernel has
+(`sanitize_words.py`) with the tests' interpreter. Under a tool a kernel is over before the next begins, so kernels that
+wait for a peer's, `reduce_norm` and products beside copies, can't be run so: those are named. They are judged by the
+interpreter of all devices (`tests/tile/interpreter_mesh.py`) and with delays (`fuzz_delays.py`). Calls of the driver
+that fail are not what is asked about: the package's raise what it said, and bindings look for functions that a driver
+hasn't.
 
 It prints a line for each program, what the tool found, and the verdict; the exit status is 0 if all is clean.
 """
@@ -39,6 +40,7 @@ def tool() -> str | None:
 def inside(names: Sequence[str]) -> int:
     """Run what has these names in this process; returns how many were wrong."""
     import numpy as np
+    import sanitize_words
 
     import tvm_axe as axe
     from tvm_axe.errors import WorkerError
@@ -55,9 +57,12 @@ def inside(names: Sequence[str]) -> int:
         wrong += bool(fault)
         print(f"{name}: {fault or 'right'}", flush=True)
 
-    for name in names or (*PROGRAMS, *KERNELS):
+    target = resolve_target("cuda")
+    for name in names or (*PROGRAMS, *KERNELS, *sanitize_words.WORDS):
+        if name in sanitize_words.WORDS:
+            say(name, sanitize_words.fault(name, target, np.random.default_rng()))
+            continue
         if name in KERNELS:
-            target = resolve_target("cuda")
             for index, problem in enumerate(KERNELS[name].cases):
                 if supported(target, problem):
                     say(f"{name} {index}", checked(KERNELS[name], problem, target, np.random.default_rng())[1])
@@ -84,7 +89,7 @@ def inside(names: Sequence[str]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="programs (tvm-axe programs) and kernels (tvm-axe kernels)")
+    parser.add_argument("names", nargs="*", help="programs (tvm-axe programs), kernels (tvm-axe kernels), words")
     parser.add_argument("--tool", choices=TOOLS, default="memcheck")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -286,6 +286,8 @@ class _Block:
     def _reduce(self, reduce: Reduce) -> None:
         function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduce.kind]
         result = function.reduce(self._load(reduce.src), axis=reduce.axis).reshape(reduce.dst.extents)
+        if "int" in reduce.dst.tile.dtype and result.dtype.kind == "f":  # it is a number of dst's type that accumulates
+            result = np.trunc(result)
         self._store(reduce.dst, function(self._load(reduce.dst), result) if reduce.accumulate else result)
 
     def _sort(self, sort: Sort) -> None:

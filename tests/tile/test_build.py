@@ -178,6 +178,66 @@ def test_arguments_that_do_not_fit(scaled, arguments, message):
         scaled(*arguments)
 
 
+def of_torch(shape=(SIZE,), dtype="float32", begin=0, device="cpu"):
+    """A tensor of PyTorch that begins so many elements behind a multiple of 64 bytes."""
+    torch = pytest.importorskip("torch")
+    many = torch.full((int(np.prod(shape)) + 64,), 7, dtype=getattr(torch, dtype), device=device)
+    first = (-many.data_ptr() % 64) // many.element_size() + begin
+    return many[first : first + int(np.prod(shape))].reshape(shape)
+
+
+def test_tensors_of_pytorch_are_checked_by_the_compiled_function(scaled, monkeypatch):
+    a, b = of_torch(), of_torch()
+    monkeypatch.setattr(scaled._binder, "bind", lambda given: pytest.fail("was checked twice"))
+    scaled(a, b)
+    assert (b == 21).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({}, None, "scale takes 2 tensors"),
+        ({}, {"shape": (3,)}, r"B has the shape \(200,\); got \(3,\)"),
+        ({"shape": (10, 20)}, {}, r"A has the shape \(200,\); got \(10, 20\)"),
+        ({"dtype": "float64"}, {}, "A is float32; got float64"),
+        ({"dtype": "int32"}, {}, "A is float32; got int32"),
+        ({}, {"begin": 1}, "B must start at a multiple of 64 bytes"),
+        ({"device": "meta"}, {}, "A cannot be taken over from Tensor"),
+    ],
+)
+def test_tensors_of_pytorch_that_do_not_fit(scaled, first, second, message):
+    with pytest.raises(InputError, match=message):
+        scaled(*(of_torch(**each) for each in (first, second) if each is not None))
+
+
+def test_tensors_of_pytorch_that_are_not_dense_or_not_of_one_size(scaled, store):
+    with pytest.raises(InputError, match="B must be dense"):
+        scaled(of_torch(), of_torch((2 * SIZE,))[::2])
+    exe = tile.compile(add, store=store)
+    exe(of_torch((5, 16)), of_torch((5, 16)), of_torch((5, 16)))
+    with pytest.raises(InputError, match=r"n is 6 in \w+ and 5 in \w+"):
+        exe(of_torch((5, 16)), of_torch((5, 16)), of_torch((6, 16)))
+
+
+def test_numbers_beside_tensors_of_pytorch(store):
+    @T.prim_func
+    def more(X: T.Buffer((SIZE,), "int32"), by: T.int32, Y: T.Buffer((SIZE,), "int32")):
+        with tile.kernel(1):
+            x = tile.fragment((SIZE,), "int32")
+            tile.copy(X, x)
+            with tile.parallel(SIZE) as i:
+                x[i] = x[i] + by
+            tile.copy(x, Y)
+
+    exe = tile.compile(more, store=store)
+    x, y = of_torch(dtype="int32"), of_torch(dtype="int32")
+    exe(x, 4, y)
+    assert (y == 11).all()
+    for number, message in ((1 << 40, "by is int32"), (1.5, "by is an integer"), (True, "by is an integer")):
+        with pytest.raises(InputError, match=message):
+            exe(x, number, y)
+
+
 def test_what_it_says_of_itself(scaled):
     assert (scaled.name, str(scaled.target.kind.name)) == ("scale", "llvm")
     assert "define" in scaled.source

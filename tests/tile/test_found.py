@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from interpreter import interpret
+from tvm.script import from_source
 from tvm.script import tirx as T
 
 from tvm_axe import tile
@@ -172,3 +173,66 @@ def test_a_quotient_by_a_negative_number_in_bounds_that_upstream_has_wrong(tmp_p
             tile.copy(z, Z[m * 128, n * 64])
 
     right(func, tmp_path, np.random.default_rng(0).integers(-3, 4, (256, 96)).astype("int32"), outputs=2)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "to", "drawn"),
+    [
+        ("min", "float32", "int8", (-100, 400)),
+        ("max", "float32", "int8", (-400, 100)),
+        ("min", "int32", "int8", (-100, 400)),
+        ("max", "int32", "uint8", (-400, 100)),
+        ("sum", "float16", "int32", (0, 9)),
+    ],
+)
+def test_what_is_reduced_to_integers_is_converted_once(kind, dtype, to, drawn, accumulate, tmp_path):
+    """134 is no number of int8, and was compared as -122; of 0.5 + 0.5 each half was converted to 0."""
+    func = from_source(
+        f"""@T.prim_func
+def func(X: T.Buffer((20, 33), "{dtype}"), Y: T.Buffer((20,), "{to}"), Z: T.Buffer((33,), "{to}")):
+    with tile.kernel(1):
+        x = tile.fragment((20, 33), "{dtype}")
+        y = tile.fragment((20,), "{to}")
+        z = tile.fragment((33,), "{to}")
+        tile.copy(X, x)
+        tile.fill(y, 3)
+        tile.fill(z, 5)
+        tile.{kind}(x, y, 1, accumulate={accumulate})
+        tile.{kind}(x, z, 0, accumulate={accumulate})
+        tile.copy(y, Y)
+        tile.copy(z, Z)
+""",
+        extra_vars={"tile": tile, "T": T},
+    )
+    x = np.random.default_rng(1).integers(*drawn, (20, 33)).astype(dtype)
+    x[:, 7], x[4] = 9, 11  # each result is a number of the type
+    if kind == "sum":
+        x += np.float16(0.5)
+    right(func, tmp_path, x, outputs=2)
+    for target in ("cuda:sm_80", "cuda:sm_90a"):
+        tile.compile(func, target, Cache(tmp_path))
+
+
+def test_choices_between_truth_values_are_conditions_of_others(tmp_path):
+    """As a choice between 1 and 0 each took upstream several times as long: this took a minute to compile."""
+
+    @T.prim_func
+    def func(I: T.Buffer((70,), "int32"), Y: T.Buffer((70, 40), "int32"), Z: T.Buffer((70, 40), "bfloat16")):
+        with tile.kernel(5, 3) as (m, n):
+            y = tile.shared((16, 16), "int32")
+            z = tile.shared((16, 16), "bfloat16")
+            with tile.parallel(16, 16) as (i, j):
+                within = T.Select(n < m, m >= n, n > I[m * 14])
+                y[i, j] = T.Select(
+                    T.Select(j < 3, T.Select(i > 2, within, I[j] > 0), within),
+                    T.if_then_else(j != 0, T.floordiv(8, j), 7),
+                    m // 2 + j + n,
+                )
+                z[i, j] = T.Cast("bfloat16", T.Select(T.Select(I[i] < j, j < n, within), i, -j))
+            tile.copy(y, Y[m * 16, n * 16])
+            tile.copy(z, Z[m * 16, n * 16])
+
+    right(func, tmp_path, np.random.default_rng(0).integers(-3, 4, 70).astype("int32"), outputs=2)
+    for target in ("cuda:sm_80", "cuda:sm_90a"):
+        tile.compile(func, target, Cache(tmp_path))

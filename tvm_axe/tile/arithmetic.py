@@ -28,6 +28,7 @@ T.Select(i < 3, 1, 0) == T.Select(k < 5, 1, 0)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
@@ -64,11 +65,16 @@ def chosen(condition: Any, then: Any, otherwise: Any) -> Any:
     Upstream simplifies each side as if it were computed under its condition alone, and leaves out what keeps a divisor
     from 0 or an index inside of its tensor elsewhere; so from sides with such the condition is hidden.
     """
+    return tirx.Select(_condition(condition, (then, otherwise), tirx.BitwiseOr), then, otherwise)
+
+
+def _condition(condition: Any, sides: Sequence[Any], by: type) -> Any:
+    """The condition of a choice between sides, hidden if one of them has what upstream mustn't simplify under it."""
     found: list[Any] = []
-    for side in (then, otherwise):
+    for side in sides:
         if not isinstance(side, int | float):
             tvm_ffi.structural_walk(side, ((*_DIVISIONS, ir.TensorLoad), found.append))
-    return tirx.Select(_hidden(condition, tirx.BitwiseOr) if found else condition, then, otherwise)
+    return _hidden(condition, by) if found else condition
 
 
 class _Plain:
@@ -193,7 +199,9 @@ def _logical(node: Any, both: type, either: type, of_both: type) -> Any:
 def _select(node: Any) -> Any:
     if not _is_bool(node):
         return chosen(node.condition, node.true_value, node.false_value)
-    return chosen(node.condition, _number(node.true_value), _number(node.false_value)) != 0
+    # A choice between 1 and 0 would do, but upstream takes four times as long for each that another is chosen by.
+    condition = _condition(node.condition, (node.true_value, node.false_value), tirx.BitwiseOr)
+    return tirx.Or(tirx.And(condition, node.true_value), tirx.And(tirx.Not(condition), node.false_value))
 
 
 def _call(call: Any) -> Any:

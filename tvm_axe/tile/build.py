@@ -68,6 +68,14 @@ class TileExecutable:
         InputError
             The arguments don't fit the parameters, or there is no GPU to run on.
         """
+        values = self._binder.quick(arguments) if self._runs else None
+        if values is not None:
+            try:
+                self._function(*values)
+            except (TypeError, ValueError, RuntimeError):
+                self._bind(arguments)  # which says what doesn't fit
+                raise
+            return
         bound = self._bind(arguments)
         self._function(*bound.values)
         for step in bound.afterwards:
@@ -178,7 +186,7 @@ class TileExecutable:
             raise InputError(f"export: {path} is no name of a shared library, which ends in .so")
         if not path.parent.is_dir():
             raise InputError(f"export: there is no folder {path.parent}")
-        if not self._backend.on_host and not self._device.exist:
+        if not self._runs:
             raise InputError(f"export: {self.name} for {self._backend.name} is exported where such a GPU is")
         try:
             self._built.module.export_library(str(path))
@@ -209,9 +217,14 @@ class TileExecutable:
         return preformatted(self.explain())
 
     def _bind(self, arguments: Sequence[Any]) -> Any:
-        if not self._backend.on_host and not self._device.exist:
+        if not self._runs:
             raise InputError(f"{self.name} was compiled for {self._backend.name}; this machine has no GPU")
         return self._binder.bind(arguments)
+
+    @functools.cached_property
+    def _runs(self) -> bool:
+        """Whether this machine has what the program was compiled for, which to ask takes a call of the driver."""
+        return self._backend.on_host or bool(self._device.exist)
 
 
 def compile(

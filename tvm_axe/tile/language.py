@@ -323,7 +323,10 @@ def gemm(
 
 
 def sum(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
-    """Sum a tile along `axis` into `dst`, of the shape without it; with `accumulate`, added to what `dst` holds."""
+    """Sum a tile along `axis` into `dst`, of the shape without it; with `accumulate`, added to what `dst` holds.
+
+    Where `dst` is of integers, it is the result that becomes one of them, and not each element.
+    """
     return primitives.sum(dst, src, axis, accumulate)
 
 

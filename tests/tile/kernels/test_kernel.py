@@ -75,6 +75,7 @@ def test_unknown_parameters_are_refused():
         ("attention", {"window": 0}, "window is 1 key or more of a causal query, got 0"),
         ("packed_attention", {"window": 8, "causal": False}, "of a causal query, got 8 with causal=False"),
         ("decode_attention", {"kv_heads": 3}, "kv_heads divides heads, got 3 of 8"),
+        ("mla_decode", {"scale": 0.0}, "scale is from"),
         ("decode_attention", {"page": 16, "pages": 9}, "keys that divides capacity, 1000"),
         ("decode_attention", {"page": 8, "pages": 0}, "pages=0 of page=8 keys; valid are one or more"),
         ("attention_backward", {"kv_heads": 2, "heads": 3}, "kv_heads divides heads, got 2 of 3"),

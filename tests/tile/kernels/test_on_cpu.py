@@ -16,8 +16,8 @@ CASES = [
     ("w4a16_matmul", 1), ("w4a16_matmul", 2), ("w4a16_matmul", 3),
     ("attention", 0), ("attention", 2), ("attention", 9), ("attention", 10), ("attention", 11), ("packed_attention", 0),
     ("packed_attention", 3), ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6),
-    ("decode_attention", 7), ("decode_attention", 8), ("rms_norm", 1),
-    ("softmax", 3), ("topk_gating", 1), ("topk_gating", 2), ("topk_gating", 5), ("transpose", 1),
+    ("decode_attention", 7), ("decode_attention", 8), ("mla_decode", 0), ("mla_decode", 1), ("mla_decode", 2),
+    ("rms_norm", 1), ("softmax", 3), ("topk_gating", 1), ("topk_gating", 2), ("topk_gating", 5), ("transpose", 1),
 ]  # fmt: skip
 
 

@@ -112,6 +112,14 @@ def test_pieces_of_a_window_are_whole():
         assert error(KERNELS["decode_attention"], own, TARGETS[1], splits=splits, block_n=32) < 1e-6
 
 
+def test_parts_of_latents_are_whole():
+    """Whatever the tiles of heads, of which the last has fewer, and of keys; each part has the whole scores."""
+    problem = {"batch": 3, "heads": 20, "capacity": 100, "dim": 48, "rope": 16, "dtype": "float32"}
+    for rows, parts, splits, block_n in ((16, 1, 1, 32), (16, 3, 2, 16), (64, 2, 5, 32)):
+        tiles = {"rows": rows, "parts": parts, "splits": splits, "block_n": block_n}
+        assert error(KERNELS["mla_decode"], problem, TARGETS[1], **tiles) < 1e-6, tiles
+
+
 def test_a_window_and_sinks_of_attention_of_open_lengths():
     """The loop's mask is decided at run time there."""
     n = tirx.Var("n", "int64")

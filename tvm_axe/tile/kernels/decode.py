@@ -30,6 +30,7 @@ from tvm_axe.tile.kernels.attention import (
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose, only_used
+from tvm_axe.tile.program import TileProgram
 
 ROWS = 16
 """Rows of the smallest tile of queries that tensor cores take."""
@@ -153,6 +154,22 @@ def decode_attention(
                     tops[z, b, g * group + x] = top[x]
                     totals[z, b, g * group + x] = total[x]
 
+    given = {"table": page is not None, "lengths": not whole, "S": sinks}
+    inputs = ("Q", "K", "V", *(name for name, is_given in given.items() if is_given))
+    programs = (only_used(attend_pieces), combined(splits, batch, heads, dim, dtype, natural, sinks))
+    return Recipe(programs, inputs, ("O",))
+
+
+def combined(
+    splits: int, batch: int, heads: int, dim: int, dtype: str, scale: float, sinks: bool = False
+) -> TileProgram:
+    """What pieces of sequences gave, combined: each counts as much as its scores' exponentials add up to.
+
+    A piece has sums of values (splits, batch, heads, dim), the largest score before it was multiplied by `scale`, and
+    the sum of exponentials; O is (batch, heads, dim). With `sinks`, S (heads) has the score of one key more.
+    """
+    factor = LOG2E * scale
+
     @T.prim_func
     def combine_pieces(
         sums: T.Buffer((splits, batch, heads, dim), "float32"),
@@ -166,11 +183,11 @@ def decode_attention(
             top = tile.local((1,), "float32")
             total = tile.local((1,), "float32")
             weight = tile.local((1,), "float32")
-            top[0] = S[h] * T.float32(1 / natural) if sinks else T.float32(MASKED)
+            top[0] = S[h] * T.float32(1 / scale) if sinks else T.float32(MASKED)
             for z in range(splits):
                 top[0] = T.max(top[0], tops[z, b, h])
             tile.fill(o, 0)
-            total[0] = T.exp2((S[h] * T.float32(1 / natural) - top[0]) * T.float32(factor)) if sinks else T.float32(0)
+            total[0] = T.exp2((S[h] * T.float32(1 / scale) - top[0]) * T.float32(factor)) if sinks else T.float32(0)
             for z in range(splits):
                 weight[0] = T.exp2((tops[z, b, h] - top[0]) * T.float32(factor))
                 total[0] = total[0] + totals[z, b, h] * weight[0]
@@ -180,9 +197,7 @@ def decode_attention(
                 o[y] = o[y] / T.max(total[0], T.float32(1e-30))
             tile.copy(o, O[b, h, 0])
 
-    given = {"table": page is not None, "lengths": not whole, "S": sinks}
-    inputs = ("Q", "K", "V", *(name for name, is_given in given.items() if is_given))
-    return Recipe((only_used(attend_pieces), only_used(combine_pieces)), inputs, ("O",))
+    return only_used(combine_pieces)
 
 
 def _check_pages(capacity: int, page: int, pages: int | None, block_n: int) -> None:

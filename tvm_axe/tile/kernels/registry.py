@@ -24,6 +24,7 @@ from tvm_axe.tile.kernels.gating import TOPK_GATING
 from tvm_axe.tile.kernels.gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
 from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
 from tvm_axe.tile.kernels.kernel import Kernel, Problem
+from tvm_axe.tile.kernels.latent import MLA_DECODE
 from tvm_axe.tile.kernels.packed import PACKED_ATTENTION
 from tvm_axe.tile.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 from tvm_axe.tile.kernels.skinny import SKINNY_MATMUL
@@ -33,8 +34,8 @@ from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, GATHERED_MATMUL, FP8_MATMUL,
-    W4A16_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD, PACKED_ATTENTION, DECODE_ATTENTION, CHUNK_STATE,
-    CHUNK_SCAN, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING, TRANSPOSE,
+    W4A16_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD, PACKED_ATTENTION, DECODE_ATTENTION, MLA_DECODE,
+    CHUNK_STATE, CHUNK_SCAN, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING, TRANSPOSE,
 )  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tvm_axe.tile.nodes.statement import Statement
 from tvm_axe.tile.regions import Region, Tile
 
@@ -70,6 +72,17 @@ class Reduce(Statement):
     src: Region
     axis: int
     accumulate: bool
+
+    @property
+    def dtype(self) -> str:
+        """The type in which elements are compared or added: the source's, where `dst` is of integers and lacks some.
+
+        As numpy does it, the result is converted, and not each element.
+        """
+        src, dst = self.src.tile.dtype, self.dst.tile.dtype
+        if "float" in dst or ("float" not in src and np.can_cast(src, dst)):
+            return dst
+        return src
 
     @property
     def reads(self) -> tuple[Tile, ...]:

@@ -24,7 +24,7 @@ def write_reduce(writer: Writer, node: Reduce) -> None:
 class _Reduction:
     def __init__(self, writer: Writer, node: Reduce) -> None:
         self.writer, self.node = writer, node
-        self.dtype = compute_dtype(node.dst.tile.dtype)
+        self.dtype, self.kept_as = compute_dtype(node.dtype), compute_dtype(node.dst.tile.dtype)
         self.src, self.dst = writer.exprs(node.src.start), writer.exprs(node.dst.start)
         self.extent = node.src.extents[node.axis]
         self.kept = [dim for dim in node.src.dimensions if dim != node.axis and node.src.extents[dim] > 1]
@@ -97,7 +97,7 @@ class _Reduction:
         return T.alloc_buffer((lanes,), self.dtype, scope="local")
 
     def _start(self, point: list[Any], lanes: int) -> Any:
-        if not self.node.accumulate:
+        if not self.node.accumulate or self.dtype != self.kept_as:
             return self._identity(lanes)
         return self.writer.load(self.node.dst.tile, self._target(point, lanes))
 
@@ -119,7 +119,11 @@ class _Reduction:
         T.buffer_store(total, self._combine(total[where], value), [where])
 
     def _finish(self, point: list[Any], value: Any, lanes: int) -> None:
-        self.writer.store(self.node.dst.tile, self._target(point, lanes), value)
+        tile, where = self.node.dst.tile, self._target(point, lanes)
+        if self.dtype != self.kept_as:
+            value = convert(value, self.kept_as)
+            value = self._combine(self.writer.load(tile, where), value) if self.node.accumulate else value
+        self.writer.store(tile, where, value)
 
     def _source(self, point: list[Any], k: Any, lanes: int) -> Any:
         indices = _moved(self.src, [*self.kept, self.node.axis], [*point, k])

@@ -31,8 +31,8 @@ _SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 def accumulation_type(dtype: str) -> str:
-    """In what a reduction to `dtype` is computed."""
-    return "float32" if dtype in _SIXTEEN_BITS else dtype
+    """In what elements of `dtype` are added or compared."""
+    return "float32" if dtype in _SIXTEEN_BITS or dtype.startswith("float8") else dtype
 
 
 def over_warps(fragment: FragmentLayout, axis: int) -> list[Digit]:
@@ -112,7 +112,7 @@ class Reduction:
         self.axis, shape = node.axis, src.fragment.shape
         self.kept = tuple(extent for d, extent in enumerate(shape) if d != self.axis)
         self.walk = FragmentWalk(src.fragment, (0,) * len(shape), shape)
-        self.dtype = accumulation_type(str(dst.buffer.dtype))
+        self.dtype, self.kept_as = (accumulation_type(each) for each in (node.dtype, str(dst.buffer.dtype)))
         self.across = [digit for digit in src.fragment.thread_digits if digit.dimension == self.axis]
         self.first = self._first_registers()
 
@@ -150,9 +150,9 @@ class Reduction:
         if warps:
             self._over_warps(held, warps)
         with T.unroll(self.dst.fragment.registers) as register:
-            value = held[register]
+            value = T.cast(held[register], self.kept_as)
             if self.node.accumulate:
-                value = self._combine(T.cast(self.dst.buffer[register], self.dtype), value)
+                value = self._combine(T.cast(self.dst.buffer[register], self.kept_as), value)
             T.buffer_store(self.dst.buffer, T.cast(value, self.dst.buffer.dtype), [register])
 
     def _combine(self, a: Any, b: Any) -> Any:

@@ -51,7 +51,7 @@ def _of_reduce(node: Reduce, held: Mapping[Tile, LayoutChoice], threads: int) ->
     digits = over_warps(FragmentLayout(layout, shape, threads), node.axis)
     rows = math.prod(shape) // shape[node.axis]
     parts = math.prod(digit.extent for digit in digits)
-    return parts * rows * _bytes(accumulation_type(node.dst.tile.dtype)) if digits else 0
+    return parts * rows * _bytes(accumulation_type(node.dtype)) if digits else 0
 
 
 def _of_sort(node: Sort, held: Mapping[Tile, LayoutChoice], threads: int) -> int:

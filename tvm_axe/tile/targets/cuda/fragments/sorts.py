@@ -91,6 +91,7 @@ class _Pass(Reduction):
     ) -> None:
         super().__init__(emitter, reduce, src, dst)
         self.sort, self.before = node, before
+        self.dtype = keys.KEY  # what `taken` makes of the source's elements
 
     def taken(self, steps: Sequence[tirx.Expr], register: Any) -> tirx.Expr:
         place = self.walk.index(self.emitter.threads.index, steps)[self.axis]

@@ -1,0 +1,42 @@
+"""The programs of words that scripts/sanitize.py runs on a GPU: they are right on a CPU, and what is wrong is said."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm.script import tirx as T
+
+from tvm_axe import tile
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.programs import PROGRAMS
+from tvm_axe.tile.kernels import KERNELS
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import sanitize_words
+
+
+@pytest.mark.parametrize("name", sanitize_words.WORDS)
+def test_right_on_a_cpu(name):
+    assert sanitize_words.fault(name, resolve_target("llvm"), np.random.default_rng(0)) == ""
+
+
+def test_names_are_nobody_elses():
+    assert not sanitize_words.WORDS.keys() & {*PROGRAMS, *KERNELS}
+
+
+def test_what_is_wrong_is_said(monkeypatch):
+    @T.prim_func
+    def ending(X: T.Buffer((70, 100), "float32"), steps: T.Buffer((70,), "int32"), Y: T.Buffer((70, 100), "float32")):
+        with tile.kernel(70) as i:
+            x = tile.fragment((100,), "float32")
+            tile.copy(X[i, 0], x)
+            with tile.parallel(100) as j:
+                x[j] = x[j] + T.cast(steps[i], "float32")
+            tile.copy(x, Y[i, 0])
+
+    monkeypatch.setattr(tile, "read", lambda func, read=tile.read: read(sanitize_words.WORDS["ending"]))
+    compiled = tile.compile(ending)
+    monkeypatch.setattr(tile, "compile", lambda func, target: compiled)
+    assert sanitize_words.fault("ending", resolve_target("llvm"), np.random.default_rng(0)).startswith("Y differs in ")
