@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import all_blocks, nested_blocks, statements
+from tvm_axe.analysis.partials import carries_terms
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sharding_rule
 from tvm_axe.analysis.sizes import number
@@ -128,8 +129,25 @@ class Operator:
                 key = found.ins, found.outs
                 if key not in best or found.seconds < best[key].seconds:
                     best[key] = found
-            self._found[seeds] = list(best.values())
+            self._found[seeds] = [*best.values(), *self._carrying]
         return self._found[seeds]
+
+    @cached_property
+    def _carrying(self) -> list[Strategy]:
+        """The ways to leave terms of a sum of what are terms already, where that is less than what it is made of.
+
+        So the sum of what experts leave is moved, and not what each has left.
+        """
+        if not self.is_sharable or self.devices == 1 or self.overwrites or any(self.operations):
+            return []
+        sources, targets, found = self.func.params[: self.inputs], self.func.params[self.inputs :], list[Strategy]()
+        sizes = [math.prod(number(extent, self.sizes) or 1 for extent in param.shape) for param in self.func.params]
+        terms = Form(partial="sum")
+        for at, source in enumerate(sources):
+            if sum(sizes[self.inputs :]) < sizes[at] and carries_terms(self.blocks, source, targets):
+                ins = tuple(terms if other == at else WHOLE for other in range(self.inputs))
+                found.append(Strategy(ins, (terms,) * len(targets), self._seconds(None)))
+        return found
 
     @cached_property
     def _params(self) -> tuple[Operand, ...]:
