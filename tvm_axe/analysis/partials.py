@@ -34,7 +34,35 @@ def partial_buffers(
     given : Sequence[Buffer]
         The buffers that hold something before, whole on every device.
     """
-    partial: list[tirx.Buffer] = []
+    return _carried(blocks, reducing, spatial, combiner, given, [])
+
+
+def carries_terms(blocks: Sequence[LeafBlock], source: tirx.Buffer, targets: Sequence[tirx.Buffer]) -> bool:
+    """Return whether a function of terms of a sum is terms of the function of the sum: whether it is linear in it.
+
+    Parameters
+    ----------
+    blocks : Sequence[LeafBlock]
+        All blocks of the function.
+    source : Buffer
+        The parameter that devices have terms of; all others are whole on every device.
+    targets : Sequence[Buffer]
+        What the function writes.
+    """
+    found = _carried(blocks, set(), set(), "sum", [], [source])
+    return found is not None and all(_among(target, found) for target in targets)
+
+
+def _carried(
+    blocks: Sequence[LeafBlock],
+    reducing: set[int],
+    spatial: set[int],
+    combiner: str,
+    given: Sequence[tirx.Buffer],
+    terms: Sequence[tirx.Buffer],
+) -> list[tirx.Buffer] | None:
+    """Return the buffers with terms where some have, and where reductions leave some; None where others are spoiled."""
+    partial: list[tirx.Buffer] = [*terms]
     makers = set(reducing)
     before = -1
     while before != (before := len(partial) + len(makers)):

@@ -16,7 +16,7 @@ from tvm_axe.layout.shares import Share
 from tvm_axe.lower.numbering import Iterated
 from tvm_axe.lower.told import table
 
-__all__ = ["counted", "holds", "masked"]
+__all__ = ["counted", "holds", "masked", "owns"]
 
 _IDENTITIES = {"sum": 0, "prod": 1}
 """What a term becomes that another device counts. That a maximum is taken of one twice changes nothing."""
@@ -53,22 +53,20 @@ def counted(
     conditions = []
     for piece, iv in zip(pieces, block.iter_vars):
         if iv.iter_type == REDUCE and not piece.share.is_whole and any(any(run.owned()) for run in piece.share.runs):
-            conditions.append(_owned(rank, piece))
+            conditions.append(owns(rank, piece.var, piece.share))
     if not conditions:
         return body
     return masked(body, combiner, term, functools.reduce(tirx.And, conditions), _IDENTITIES[combiner])
 
 
-def _owned(rank: tirx.Var, piece: Iterated) -> tirx.Expr:
-    """Whether what the device does in an iteration is its own."""
-    dtype = str(piece.var.ty)
+def owns(rank: tirx.Var, index: tirx.Expr, share: Share) -> tirx.Expr:
+    """Whether one of the indices that a device holds, counted among these, is its own."""
+    dtype = str(index.ty)
     found: tirx.Expr = tirx.IntImm("bool", 1)
-    for run, (_, begin) in reversed(list(zip(piece.share.runs, piece.share.begins()))):
-        at = (piece.var - tirx.const(begin, dtype)) // tirx.const(run.inner, dtype) % tirx.const(run.size, dtype)
+    for run, (_, begin) in reversed(list(zip(share.runs, share.begins()))):
+        at = (index - tirx.const(begin, dtype)) // tirx.const(run.inner, dtype) % tirx.const(run.size, dtype)
         owned = table(rank, run.owned(), dtype)
         inside = tirx.GE(at, owned) if any(run.owned()) else tirx.IntImm("bool", 1)
-        last = tirx.LT(piece.var, tirx.const(begin + run.local, dtype))
-        found = tirx.Or(tirx.And(last, inside), tirx.And(tirx.Not(last), found)) if len(piece.share.runs) > 1 else (
-            inside
-        )  # fmt: skip
+        last = tirx.LT(index, tirx.const(begin + run.local, dtype))
+        found = tirx.Or(tirx.And(last, inside), tirx.And(tirx.Not(last), found)) if len(share.runs) > 1 else inside
     return found

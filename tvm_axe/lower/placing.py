@@ -12,7 +12,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import is_choice, substitute
+from tvm_axe.analysis.expressions import is_choice, substitute, uses
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.numbering import Iterated, Numbering
 
@@ -46,7 +46,8 @@ class Placing:
             ],
         )
         numbered = substitute(placed, self.numbers)
-        chosen = _tvm.structural_map(numbered, [(ir.Call, self._choice), (tirx.Select, self._select)])
+        decided = [(ir.Call, self._choice), (tirx.Select, self._select), (tirx.FloorMod, self._remainder)]
+        chosen = _tvm.structural_map(numbered, decided)
         return substitute(chosen, self.numbering.known())
 
     def _store(self, store: tirx.BufferStore) -> tirx.BufferStore:
@@ -60,6 +61,11 @@ class Placing:
 
     def _select(self, select: tirx.Select) -> tirx.Expr:
         return self._decided(select, select.condition, select.true_value, select.false_value)
+
+    def _remainder(self, remainder: tirx.FloorMod) -> tirx.Expr:
+        """A remainder without where the device's part begins, if that is a multiple: which of a word's codes it is."""
+        found = self.analyzer.simplify(remainder)
+        return remainder if any(uses(found, start) for start in self.numbering.bounds) else found
 
     def _decided(self, choice: tirx.Expr, condition: tirx.Expr, yes: tirx.Expr, no: tirx.Expr) -> tirx.Expr:
         known = self.analyzer.simplify(condition)

@@ -40,7 +40,7 @@ BEAM = 128
 """States that are kept at most."""
 FEWER = 16
 """States that are kept where a function is cut."""
-TOLLS, NEAR = (0, 2), 1.01
+TOLLS, NEAR = (16, 128), 1.03
 """What a byte that is moved is taken to cost beyond its time, in multiples of it; and how much longer a call may take
 for fewer bytes."""
 AHEAD, FEW = 48, 4
@@ -177,7 +177,8 @@ class _Search:
         return self._met[key]
 
     def _ways(self, step: _Step, strategy: Strategy, held: State) -> list[tuple[float, State, tuple[Any, ...]]]:
-        ways: list[tuple[float, State, tuple[Any, ...]]] = [(strategy.seconds, held, ())]
+        inside = self.toll * sum(stage.how.bytes for stage in strategy.stages)
+        ways: list[tuple[float, State, tuple[Any, ...]]] = [(strategy.seconds + inside, held, ())]
         for position, need in enumerate(strategy.ins):
             value = step.ins[position]
             if not self._moves(value):
@@ -351,38 +352,46 @@ class _Search:
     # ---- Memory
 
     def within(self, limit: float | None) -> Chosen:
-        """The choice whose weights fit the limit: of those that take about the least time, what moves the least."""
+        """The choice whose weights fit the limit: of those that take about the least time, what moves the least.
+
+        What the fastest has devices share stays shared: that every device computes all of a product moves nothing.
+        """
         total = sum(size for size, value in zip(self.sizes, self.graph.values) if value.kind == "weight")
-        found, prices = [], None if limit is None or total <= limit else (1e-12, 1e-10)
+        most = math.inf if limit is None or total <= limit else limit
+        found, price = ([self._solved(0.0)], 0.0) if most == math.inf else self._priced(most)
+        most = max(most, min(each.weights[0] for each in found))  # the least that there is, if no more is shared
         for toll in TOLLS:
             self.toll = toll / self.link.bandwidth
-            if prices is None or limit is None:
-                found.append(self._solved(0.0))
-                continue
-            chosen, prices = self._cheapest(limit, *prices)
-            found.append(chosen)
-        least = min(each.weights[0] for each in found)
-        fitting = [each for each in found if limit is None or each.weights[0] <= max(least, limit)]
-        fastest = min(each.seconds for each in fitting)
-        return min((each for each in fitting if each.seconds <= NEAR * fastest), key=lambda each: each.bytes)
+            found.append(self._solved(price))
+            while found[-1].weights[0] > most and price < 1:
+                price *= 10  # where bytes are dear weights are held to move less
+                found.append(self._solved(price))
+            fitting = [each for each in found if each.weights[0] <= most]
+            fastest = min(fitting, key=lambda each: each.seconds)
+            longest = NEAR * fastest.seconds
+            if found[-1].seconds > longest:
+                break  # where bytes are dearer still a call takes no less
+        near = [each for each in fitting if each.seconds <= longest and each.divided >= fastest.divided]
+        return min(near, key=lambda each: (each.bytes, each.seconds))
 
-    def _cheapest(self, limit: float, low: float, high: float) -> tuple[Chosen, tuple[float, float]]:
-        """The cheapest choice within a limit at the present toll, looked for between two prices; and closer ones."""
-        found = self._solved(high)
-        while found.weights[0] > limit and high < 1:
+    def _priced(self, limit: float) -> tuple[list[Chosen], float]:
+        """What is chosen at prices about the least by which weights fit a limit; and that price."""
+        low, high = 1e-12, 1e-10
+        found = [self._solved(high)]
+        while found[-1].weights[0] > limit and high < 1:
             low, high = high, high * 100
-            trial = self._solved(high)
-            if trial.weights[0] >= found.weights[0]:
+            found.append(self._solved(high))
+            if found[-1].weights[0] >= found[-2].weights[0]:
                 break  # no more is shared however dear it is
-            found = trial
-        while high / low > 4 and found.weights[0] <= limit:
+        while high / low > 4 and found[-1].weights[0] <= limit:
             middle = math.sqrt(low * high)
             trial = self._solved(middle)
             if trial.weights[0] <= limit:
-                found, high = trial, middle
+                high = middle
+                found.append(trial)
             else:
                 low = middle
-        return found, (low, high)
+        return found, high
 
     def _chosen(self, choices: Sequence[Choice]) -> Chosen:
         held: dict[int, dict[Form, None]] = {number: {} for number in self.graph.params}

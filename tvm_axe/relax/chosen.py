@@ -93,6 +93,7 @@ class Chosen:
         """What is moved, along outer axes too."""
         for choice in self.choices:
             yield from (each.how for each in choice.moves)
+            yield from (stage.how for stage in choice.strategy.stages)
             transfer = choice.transfer
             if transfer is not None:
                 yield transfer.how(self.link)

@@ -8,10 +8,18 @@ from typing import Any
 from tvm import te, tirx
 
 from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
+from tvm_axe.tile.kernels.dequantized import MIDDLE
 from tvm_axe.tile.kernels.kernel import Problem
 
-__all__ = ["attention_in_blocks", "computed_by", "gathered_in_blocks", "layer_norm_in_blocks"]
+__all__ = [
+    "attention_in_blocks",
+    "computed_by",
+    "decoding_product_in_blocks",
+    "gathered_in_blocks",
+    "layer_norm_in_blocks",
+]
 
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
 
@@ -63,6 +71,36 @@ def gathered_in_blocks(told: Mapping[str, int], shape: Sequence[int], dtype: str
         return te.sum(x[r, term] * (w[labels[r], j, term] if by_columns else w[labels[r], term, j]), term)
 
     return [x, w, labels, te.compute((told["rows"], told["n"]), product, "Y")]
+
+
+def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequence[Any], str]]) -> list[te.Tensor]:
+    """The product with weights of four bits in blocks: as the kernel computes it, but for the order of its sums.
+
+    Parameters
+    ----------
+    problem : mapping
+        The kernel's.
+    tensors : Sequence of (shape, dtype)
+        Of the codes, in words of any width, of the scales, and of what stands for zero.
+    """
+    m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
+    a = te.placeholder((m, k), dtype, "A")
+    b, scales, *points = (te.placeholder(*each, name) for each, name in zip(tensors, ("B", "scales", "points")))
+    lanes = dtype_bits(str(b.dtype)) // 4
+
+    def decoded(j: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
+        word = b[j, i // lanes] >> tirx.Cast(str(b.dtype), i % lanes * 4)
+        code = tirx.Cast("int32", word & tirx.const(15, str(b.dtype)))
+        zero: Any = tirx.Cast("int32", points[0][i // group, j]) if points else problem.get("middle", MIDDLE)
+        return tirx.Cast(dtype, code - zero) * scales[i // group, j]
+
+    weight, term = te.compute((n, k), decoded, "decoded"), te.reduce_axis((0, k), "i")
+
+    def added(r: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return te.sum(a[r, term].astype("float32") * weight[j, term].astype("float32"), term)
+
+    sums = te.compute((m, n), added, "sums")
+    return [a, b, scales, *points, te.compute((m, n), lambda r, j: sums[r, j].astype(dtype), "C")]
 
 
 def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:

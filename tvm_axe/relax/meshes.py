@@ -16,6 +16,7 @@ from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.relax.choosing import choose
 from tvm_axe.relax.chosen import Chosen
+from tvm_axe.relax.counted import with_counted_terms
 from tvm_axe.relax.forms import Form, Forms, blocks
 from tvm_axe.relax.graph import Graph, Value
 from tvm_axe.relax.local import local_graph
@@ -114,7 +115,7 @@ def _along(graph: Graph, operators: Sequence[Operators], cut: Sequence[bool], li
                 fixed[number] = blocks(value.shape, value.typical, value.pins[along.axis], along.devices)
             elif key is not None and key in held:
                 fixed[number] = held[key]
-        levels.append(in_pieces(choose(graph, along, most, fixed), along))
+        levels.append(with_counted_terms(in_pieces(choose(graph, along, most, fixed), along), along))
         if outer is not None:
             graph = local_graph(levels[-1], along)
     return levels

@@ -11,7 +11,7 @@ packed in front of the kernel: once, where they are constants, or weights that a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tvm import ir, relax, te, tirx
@@ -25,9 +25,9 @@ from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import backend_of
 from tvm_axe.relax.codes import Codes, codes_of
 from tvm_axe.relax.expressions import Elements
-from tvm_axe.relax.in_blocks import computed_by
+from tvm_axe.relax.in_blocks import computed_by, decoding_product_in_blocks
 from tvm_axe.relax.operators_of_attention import APART
-from tvm_axe.relax.values import Side, Values, is_call, product, shape_of, sides_of
+from tvm_axe.relax.values import Values, extents_of, is_call, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
 from tvm_axe.tile.kernels.dequantized import MIDDLE, TYPES
@@ -151,7 +151,8 @@ class _Rewriter(PyExprMutator):
         data = self.visit_expr(call.args[0])
         if len(sides) != 2:
             data = emit(relax.op.reshape(data, (rows, problem["k"])))
-        func = computed_by(_KERNEL, problem, _in_blocks(problem, tensors))
+        kinds = [(extents_of(each), str(each.ty.dtype)) for each in tensors]
+        func = computed_by(_KERNEL, problem, decoding_product_in_blocks(problem, kinds))
         out = relax.TensorType((rows, problem["n"]), dtype)
         made = relax.call_tir(self.builder_.add_func(func, _KERNEL), [data, *tensors], out)
         return made if len(sides) == 2 else relax.op.reshape(emit(made), sides)
@@ -183,26 +184,3 @@ class _Rewriter(PyExprMutator):
 
 def _wide(index: tirx.Expr) -> tirx.Expr:
     return tirx.Cast("int64", index)
-
-
-def _in_blocks(problem: Problem, tensors: Sequence[relax.Expr]) -> list[te.Tensor]:
-    """The product in blocks, of tensors like these: as the kernel computes it, but for the order of its sums."""
-    m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
-    a = te.placeholder((m, k), dtype, "A")
-    names = ("B", "scales", "points")
-    b, scales, *points = (te.placeholder(shape_of(own), str(own.ty.dtype), name) for own, name in zip(tensors, names))
-    lanes = dtype_bits(str(b.dtype)) // 4
-
-    def decoded(j: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
-        word = b[j, i // lanes] >> tirx.Cast(str(b.dtype), i % lanes * 4)
-        code = tirx.Cast("int32", word & tirx.const(15, str(b.dtype)))
-        zero: Side = tirx.Cast("int32", points[0][i // group, j]) if points else problem.get("middle", MIDDLE)
-        return tirx.Cast(dtype, code - zero) * scales[i // group, j]
-
-    weight, term = te.compute((n, k), decoded, "decoded"), te.reduce_axis((0, k), "i")
-
-    def added(r: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        return te.sum(a[r, term].astype("float32") * weight[j, term].astype("float32"), term)
-
-    sums = te.compute((m, n), added, "sums")
-    return [a, b, scales, *points, te.compute((m, n), lambda r, j: sums[r, j].astype(dtype), "C")]

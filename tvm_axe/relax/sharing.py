@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -47,10 +48,12 @@ from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed, device_mo
 from tvm_axe.relax.forms import blocks
 from tvm_axe.relax.graph import Graph, graph_of, legalized
 from tvm_axe.relax.kernels import with_kernels
+from tvm_axe.relax.kernels_of_shares import with_kernels_there
 from tvm_axe.relax.meshes import SLACK, Held, along_axes, operators_of, weights_of
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.pins import pinned
 from tvm_axe.relax.placements import Over, Pin
+from tvm_axe.relax.quantized import with_decoding_products
 from tvm_axe.relax.sizes import names_in, shape_at
 
 __all__ = ["Pin", "described", "layout_of", "share_for", "share_model"]
@@ -164,10 +167,15 @@ def share_for(
     backend = backend_of(target)
     known = backend.on_host if meets is None else meets
     rates = registry.for_target(target).rates
-    # What a kernel computes whole, blocks say until it is shared: attention on CPUs, and norms, too, on GPUs.
-    whole = functools.partial(with_attention, in_blocks=True) if backend.on_host else with_kernels
-    in_blocks = functools.partial(whole, target=target)
-    return share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known, in_blocks)
+    # What a kernel computes whole, blocks say until it is shared: attention on CPUs; on GPUs norms, too, and products
+    # with weights of four bits.
+    kernels = functools.partial(with_attention, in_blocks=True) if backend.on_host else with_kernels
+
+    def in_blocks(plain: tvm.IRModule) -> tvm.IRModule:
+        return kernels(with_decoding_products(plain, target), target)
+
+    shared = share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known, in_blocks)
+    return replace(shared, module=with_kernels_there(shared.module, target))
 
 
 def _check_memory(graph: Graph, along: Mapping[str, int], part: float) -> None:

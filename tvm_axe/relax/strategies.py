@@ -9,7 +9,9 @@ from functools import cached_property
 from tvm import s_tir, tirx
 
 from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
+from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import all_blocks, nested_blocks, statements
+from tvm_axe.analysis.partials import carries_terms
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sharding_rule
 from tvm_axe.analysis.sizes import number
@@ -19,6 +21,7 @@ from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 from tvm_axe.lower.shares import is_sharable
 from tvm_axe.relax.forms import WHOLE, Form, form_of, move
+from tvm_axe.relax.kernels_of_shares import cuts_groups
 from tvm_axe.relax.ways import Stage, Strategy
 
 __all__ = ["Operator"]
@@ -126,8 +129,25 @@ class Operator:
                 key = found.ins, found.outs
                 if key not in best or found.seconds < best[key].seconds:
                     best[key] = found
-            self._found[seeds] = list(best.values())
+            self._found[seeds] = [*best.values(), *self._carrying]
         return self._found[seeds]
+
+    @cached_property
+    def _carrying(self) -> list[Strategy]:
+        """The ways to leave terms of a sum of what are terms already, where that is less than what it is made of.
+
+        So the sum of what experts leave is moved, and not what each has left.
+        """
+        if not self.is_sharable or self.devices == 1 or self.overwrites or any(self.operations):
+            return []
+        sources, targets, found = self.func.params[: self.inputs], self.func.params[self.inputs :], list[Strategy]()
+        sizes = [math.prod(number(extent, self.sizes) or 1 for extent in param.shape) for param in self.func.params]
+        terms = Form(partial="sum")
+        for at, source in enumerate(sources):
+            if sum(sizes[self.inputs :]) < sizes[at] and carries_terms(self.blocks, source, targets):
+                ins = tuple(terms if other == at else WHOLE for other in range(self.inputs))
+                found.append(Strategy(ins, (terms,) * len(targets), self._seconds(None)))
+        return found
 
     @cached_property
     def _params(self) -> tuple[Operand, ...]:
@@ -266,6 +286,8 @@ class Operator:
             return None
         known = [form for form in forms if form is not None]
         ins, outs = known[: self.inputs], known[self.inputs :]
+        if self._cuts_groups(ins):
+            return None
         factor = rule[next(iter(assigned))[0]]
         if self.overwrites and (factor.combined or factor.kind in ("reduction", "gather")):
             return None  # what a device leaves would be terms, of what all had
@@ -290,6 +312,13 @@ class Operator:
             tuple(ins), tuple(outs), self._seconds((local, known)) + sum(stage.how.seconds for stage in stages),
             done / whole if whole else 1.0, tuple(assigned.items()), stages,
         )  # fmt: skip
+
+    def _cuts_groups(self, ins: Sequence[Form]) -> bool:
+        """Whether it is a kernel's product with groups of codes, and a device would have parts of these."""
+        if KERNEL not in (self.func.attrs or {}) or self.inputs < 3:
+            return False
+        terms, groups = (int(ins[at].local(self.func.params[at].shape)[dim]) for at, dim in ((0, -1), (2, 0)))
+        return cuts_groups(self.func, terms, groups)
 
     def _combining(
         self, combined: Sequence[tuple[int, str]], shares: Sequence[Sequence[Share] | None]
