@@ -21,8 +21,9 @@ from tvm.relax.frontend import nn
 from tvm_axe.collective.engine import HOST, Rates
 from tvm_axe.layout import Link
 from tvm_axe.relax import choosing, meshes
-from tvm_axe.relax.graph import Graph, graph_of, legalized
+from tvm_axe.relax.graph import Graph
 from tvm_axe.relax.local import local_graph
+from tvm_axe.relax.reading import graph_of, legalized
 from tvm_axe.relax.staged import in_pieces
 
 SLOW = Rates(Link(latency=0.0, bandwidth=1e10), memory=1e12, operations=2e10)

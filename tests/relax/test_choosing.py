@@ -12,8 +12,8 @@ from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Share
 from tvm_axe.relax import choosing, share_model
 from tvm_axe.relax.forms import Form
-from tvm_axe.relax.graph import graph_of, legalized
 from tvm_axe.relax.operators import Operators
+from tvm_axe.relax.reading import graph_of, legalized
 
 
 class Layer(nn.Module):

@@ -18,8 +18,9 @@ from tvm_axe.layout import Link
 from tvm_axe.relax import share_model
 from tvm_axe.relax.choosing import choose
 from tvm_axe.relax.forms import WHOLE
-from tvm_axe.relax.graph import Node, graph_of, legalized
+from tvm_axe.relax.graph import Node
 from tvm_axe.relax.operators import Operators
+from tvm_axe.relax.reading import graph_of, legalized
 from tvm_axe.relax.sharing import described
 
 _spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))

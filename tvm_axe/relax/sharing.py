@@ -44,9 +44,10 @@ from tvm_axe.machines import backend_of
 from tvm_axe.nests import Values, check_values
 from tvm_axe.relax.attended import with_attention
 from tvm_axe.relax.chosen import Chosen
-from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed, device_module
+from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed
+from tvm_axe.relax.emitting import device_module
 from tvm_axe.relax.forms import blocks
-from tvm_axe.relax.graph import Graph, graph_of, legalized
+from tvm_axe.relax.graph import Graph
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.kernels_of_shares import with_kernels_there
 from tvm_axe.relax.meshes import SLACK, Held, along_axes, operators_of, weights_of
@@ -54,6 +55,7 @@ from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.pins import pinned
 from tvm_axe.relax.placements import Over, Pin
 from tvm_axe.relax.quantized import with_decoding_products
+from tvm_axe.relax.reading import graph_of, legalized
 from tvm_axe.relax.sizes import names_in, shape_at
 
 __all__ = ["Pin", "described", "layout_of", "share_for", "share_model"]

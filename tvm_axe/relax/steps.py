@@ -1,7 +1,7 @@
 """What a device does for a function of a model, in order: kernels, collectives and other calls, and on what.
 
 A step says which values it takes and leaves, each in a form, and no more: where these lie, and which barriers stand
-between steps, is decided when the steps are known (`tvm_axe.relax.device`), so that steps may be put together first
+between steps, is decided when the steps are known (`tvm_axe.relax.emitting`), so that steps may be put together first
 (`tvm_axe.relax.fusing`). Each value is left in each form once.
 """
 
