@@ -159,20 +159,21 @@ class _Search:
         return move(source, target, of.typical, itemsize, self.devices, self.link)
 
     def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
-        """The ways to make a call: the time, the strategy, what is held after, and moves by position."""
+        """The ways to make a call: the time, the strategy, what is held after of what it takes and makes, and moves."""
         key = step.group, held, self.price, self.toll
         if key not in self._met:
-            best: dict[Any, tuple[float, Strategy, State, tuple[Any, ...]]] = {}
+            best: dict[State, tuple[float, Strategy, State, tuple[Any, ...]]] = {}
             for strategy in step.strategies:
                 weights = self.price * sum(
                     self.sizes[v] * form.fraction()
                     for v, form in zip(step.ins, strategy.ins)
                     if self.graph.values[v].kind == "weight" and not self._moves(v)
                 )
-                for seconds, after, moves in self._ways(step, strategy, held):
-                    at = after, strategy.outs
-                    if at not in best or seconds + weights < best[at][0]:
-                        best[at] = seconds + weights, strategy, after, moves
+                made = tuple(frozenset({form}) for form in strategy.outs)
+                for seconds, taken, moves in self._ways(step, strategy, held):
+                    after = taken + made
+                    if after not in best or seconds + weights < best[after][0]:
+                        best[after] = seconds + weights, strategy, after, moves
             self._met[key] = list(best.values())
         return self._met[key]
 
@@ -281,14 +282,16 @@ class _Search:
         for step, before, after in zip(steps, live, live[1:]):
             where = {v: at for at, v in enumerate(before)}
             new: dict[State, tuple[float, State | None, Any, Any]] = {}
+            # Where what is needed later is: among what a call takes and makes or, from the end, what was held before.
+            places = {v: at for at, v in enumerate((*before, *step.ins, *step.outs), -len(before))}
+            needed = [places[v] for v in after]
             for state, (cost, *_) in table.items():
                 held = tuple(
                     state[where[v]] if v in where else frozenset({self.pinned.get(v, WHOLE)}) for v in step.ins
                 )
                 for seconds, strategy, forms, moves in self._met_by(step, held):
-                    changed = dict(zip(step.ins, forms))
-                    changed.update((v, frozenset({form})) for v, form in zip(step.outs, strategy.outs))
-                    now = tuple(changed[v] if v in changed else state[where[v]] for v in after)
+                    known = forms + state
+                    now = tuple([known[at] for at in needed])
                     if now not in new or cost + seconds < new[now][0]:
                         new[now] = cost + seconds, state, strategy, moves
             table = self._pruned(new, after, BEAM)
