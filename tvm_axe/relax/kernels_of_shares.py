@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, te, tirx
@@ -71,8 +71,8 @@ def said_of_share(local: tirx.PrimFunc, whole: tirx.PrimFunc) -> dict[str, Any] 
     return {**asked, **{f"{KERNEL}.{key}": n for key, n in share.items() if isinstance(n, int)}}
 
 
-def cuts_groups(func: tirx.PrimFunc, terms: int, groups: int) -> bool:
-    """Whether a device that has so many terms of a product has a part of its first group of codes, and of its last.
+def cuts_groups(func: tirx.PrimFunc, local: Callable[[int], Sequence[Any]]) -> bool:
+    """Whether a device with such a share of a product has a part of its first group of codes, and of its last.
 
     No kernel computes such a share. Of groups that are cut alike each device has as many, of fewer terms.
 
@@ -80,11 +80,12 @@ def cuts_groups(func: tirx.PrimFunc, terms: int, groups: int) -> bool:
     ----------
     func : PrimFunc
         Any function; of what isn't a product with a weight of four bits nothing is cut.
-    terms, groups : int
-        How many indices a device has of the last dimension of the first parameter, and of the third's first.
+    local : Callable
+        The shape that a device has of the parameter at a place.
     """
     if str((func.attrs or {}).get(KERNEL)) != "w4a16_matmul":
         return False
+    terms, groups = int(local(0)[-1]), int(local(2)[0])
     return groups != int(func.params[2].shape[0]) and terms != groups * int(func.attrs[f"{KERNEL}.group"])
 
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from tvm import s_tir, tirx
 
 from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
-from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import all_blocks, nested_blocks, statements
 from tvm_axe.analysis.partials import carries_terms
 from tvm_axe.analysis.patterns import Pattern, pattern_of
@@ -286,8 +285,8 @@ class Operator:
             return None
         known = [form for form in forms if form is not None]
         ins, outs = known[: self.inputs], known[self.inputs :]
-        if self._cuts_groups(ins):
-            return None
+        if cuts_groups(self.func, lambda at: ins[at].local(self.func.params[at].shape)):
+            return None  # a product with groups of codes, of which a device would have parts
         factor = rule[next(iter(assigned))[0]]
         if self.overwrites and (factor.combined or factor.kind in ("reduction", "gather")):
             return None  # what a device leaves would be terms, of what all had
@@ -312,13 +311,6 @@ class Operator:
             tuple(ins), tuple(outs), self._seconds((local, known)) + sum(stage.how.seconds for stage in stages),
             done / whole if whole else 1.0, tuple(assigned.items()), stages,
         )  # fmt: skip
-
-    def _cuts_groups(self, ins: Sequence[Form]) -> bool:
-        """Whether it is a kernel's product with groups of codes, and a device would have parts of these."""
-        if KERNEL not in (self.func.attrs or {}) or self.inputs < 3:
-            return False
-        terms, groups = (int(ins[at].local(self.func.params[at].shape)[dim]) for at, dim in ((0, -1), (2, 0)))
-        return cuts_groups(self.func, terms, groups)
 
     def _combining(
         self, combined: Sequence[tuple[int, str]], shares: Sequence[Sequence[Share] | None]
