@@ -87,7 +87,8 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
 
 def _write(writer: Writer, body: Sequence[Node]) -> None:
     for node in body:
-        _NODES.of(node)(writer, node)
+        if node not in writer.plan.left_out:
+            _NODES.of(node)(writer, node)
 
 
 def _loop(writer: Writer, node: Loop) -> None:
@@ -121,24 +122,13 @@ def _assign(writer: Writer, node: Assign) -> None:
     writer.store(node.tile, writer.exprs(node.indices), value)
 
 
-def _copy(writer: Writer, node: Copy) -> None:
-    plan = writer.plan
-    if plan.in_place.get(node.dst.tile) is not node and all(copy is not node for copy, _ in plan.at_once.values()):
-        write_copy(writer, node)
-
-
-def _fill(writer: Writer, node: Fill) -> None:
-    if all(fill is not node for _, fill in writer.plan.at_once.values()):
-        write_fill(writer, node)
-
-
 _NODES: TypeTable[Callable[[Writer, Any], None]] = TypeTable(
     "code for a CPU",
     {
         Assign: _assign,
         Branch: _branch,
-        Copy: _copy,
-        Fill: _fill,
+        Copy: write_copy,
+        Fill: write_fill,
         Gemm: write_gemm,
         Let: _let,
         Loop: _loop,

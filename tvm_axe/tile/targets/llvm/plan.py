@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 
 from tvm import tirx
@@ -18,7 +19,7 @@ from tvm_axe.machines.register_tiles import register_tile
 from tvm_axe.tile import keys
 from tvm_axe.tile.checks import check_atomics
 from tvm_axe.tile.meeting import find_stuck
-from tvm_axe.tile.nodes import Copy, Fill, Gemm, Loop, Signal, Wait
+from tvm_axe.tile.nodes import Copy, Fill, Gemm, Loop, Node, Signal, Wait
 from tvm_axe.tile.plans import Decisions, Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
@@ -80,6 +81,12 @@ class CpuPlan(Plan):
     micro: Mapping[Gemm, Micro]
     serial: bool
 
+    @cached_property
+    def left_out(self) -> frozenset[Node]:
+        """The copies and fills that there is no code for, as products do what they are for."""
+        ends = (node for pair in self.at_once.values() for node in pair if node is not None)
+        return frozenset((*self.in_place.values(), *ends))
+
 
 @dataclass
 class _Draft:
@@ -127,9 +134,9 @@ def decide(program: TileProgram, target: Target) -> CpuPlan:
     at_once = {node: ends for node, ends in found.items() if _by_vectors(draft, node)}
     for node, (copy, _) in at_once.items():
         draft.decide(node.c.tile, f"no buffer, stored in {copy.dst.tile.name}", "one step of a product makes all of it")
-    left_out = {*in_place, *(node.c.tile for node in at_once)}
+    absent = {*in_place, *(node.c.tile for node in at_once)}
     for tile in program.tiles:
-        if tile not in left_out:
+        if tile not in absent:
             draft.storage[tile] = _storage(draft, tile, gemms)
     for node in gemms:
         if not draft.storage[node.b.tile].contiguous(_across(node)):
