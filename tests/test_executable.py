@@ -21,6 +21,7 @@ from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.collective import Workers
+from tvm_axe.executable.saved import LAYOUT
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.calls import Touches
@@ -489,7 +490,7 @@ def changed(saved: bytes, folder: Path, change: Callable[[dict], object], drop: 
     ("change", "message"),
     [
         (lambda m: m.update(format="other"), "no executable that"),
-        (lambda m: m.update(layout=3), "has the layout 3; this version reads 7: compile it again"),
+        (lambda m: m.update(layout=3), f"has the layout 3; this version reads {LAYOUT}: compile it again"),
         (lambda m: m["versions"].update({"apache-tvm": "0.1"}), "was saved with apache-tvm 0.1, and this is 0"),
         (lambda m: m.update(versions={}), "was saved with tvm_axe None"),
         (lambda m: m.update(kind="pickle"), "no executable that"),
