@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 import tvm_axe as axe
+from tvm_axe.collective import MeshKernel
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower.derive import derive_steps
@@ -120,13 +121,68 @@ def normed(kind: str, rows: int, columns: int, devices: int, dtype: str) -> tirx
     return rms if kind == "rms" else layer
 
 
-BLOCKS = {"rms": ("hidden", "squares", "norm"), "layer": ("hidden", "total", "mean", "squares", "norm")}
+def quantized(rows: int, columns: int, devices: int, dtype: str, few: str) -> tirx.PrimFunc:
+    """The sum of X over devices and residual, each row of it in `few` bits, with the row's scale."""
+    most = 127 if few == "int8" else 448
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        X: T.Buffer((devices, rows, columns), dtype),
+        residual: T.Buffer((rows, columns), dtype),
+        hidden: T.Buffer((rows, columns), "float32"),
+        scale: T.Buffer((rows,), "float32"),
+        small: T.Buffer((rows, columns), few),
+    ) -> None:
+        C = T.sblock_alloc_buffer((rows, columns), "float32")
+        top = T.sblock_alloc_buffer((rows,), "float32")
+        least = T.sblock_alloc_buffer((rows,), "float32")
+        for i, j, d in T.grid(rows, columns, devices):
+            with T.sblock("sum"):
+                vi, vj, vd = T.axis.remap("SSR", [i, j, d])
+                with T.init():
+                    C[vi, vj] = T.float32(0)
+                C[vi, vj] = C[vi, vj] + T.cast(X[vd, vi, vj], "float32")
+        for i, j in T.grid(rows, columns):
+            with T.sblock("hidden"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                hidden[vi, vj] = C[vi, vj] + T.cast(residual[vi, vj], "float32")
+        for i, j in T.grid(rows, columns):
+            with T.sblock("top"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    top[vi] = T.float32(0.125)
+                top[vi] = T.max(top[vi], hidden[vi, vj])
+        for i, j in T.grid(rows, columns):
+            with T.sblock("least"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    least[vi] = T.float32(-0.125)
+                least[vi] = T.min(hidden[vi, vj], least[vi])
+        for i in T.grid(rows):
+            with T.sblock("scale"):
+                vi = T.axis.spatial(rows, i)
+                scale[vi] = T.max(top[vi], -least[vi]) * T.float32(1 / most)
+        for i, j in T.grid(rows, columns):
+            with T.sblock("small"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                small[vi, vj] = T.cast(T.round(hidden[vi, vj] / scale[vi]), few)
+
+    return kernel
+
+
+BLOCKS = {
+    "rms": ("hidden", "squares", "norm"),
+    "layer": ("hidden", "total", "mean", "squares", "norm"),
+    "int8": ("hidden", "top", "least", "scale", "small"),
+    "float8_e4m3fn": ("hidden", "top", "least", "scale", "small"),
+}
 
 
 def scheduled(kind: str, rows: int, columns: int, devices: int, dtype: str, splits: bool = False) -> Schedule:
-    """The norm in the kernel of its all-reduce: whole, or split in two around it."""
+    """What follows an all-reduce, in its kernel: whole, or split in two around it."""
     mesh = Mesh({"tp": devices})
-    func = normed(kind, rows, columns, devices, dtype)
+    make = normed if kind in ("rms", "layer") else quantized
+    func = make(kind, rows, columns, devices, dtype) if make is normed else make(rows, columns, devices, dtype, kind)
     layouts = {"X": Layout.sharded((devices, rows, columns), mesh, {0: "tp"})}
     sch = Schedule(with_layouts(func, layouts), mesh=mesh)
     sch.all_reduce(sch.get_loops(sch.get_sblock("sum"))[2], "tp")
@@ -186,6 +242,80 @@ def test_in_many_orders(kind: str, rows: int, devices: int, splits: bool) -> Non
         assert not result["flags"].any() and sliced == any(tile.is_mesh for tile in found.program.params[-2:])
         for name, wanted in zip(("out_0", "out_1"), expected(kind, x, residual, gamma)):
             np.testing.assert_allclose(result[name], np.broadcast_to(wanted, poison.shape), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64", "bfloat16"])
+def test_sums_are_made_in_a_type_that_holds_them(dtype: str) -> None:
+    """By CPU workers, whose numbers are of these types: 2^30 and 1 are no float32, and 1 + 2^-50 isn't."""
+    devices, rows, columns = 3, 2, 8
+
+    @T.prim_func(s_tir=True)
+    def doubled(X: T.Buffer((devices, rows, columns), dtype), Y: T.Buffer((rows, columns), dtype)) -> None:
+        C = T.sblock_alloc_buffer((rows, columns), dtype)
+        for i, j, d in T.grid(rows, columns, devices):
+            with T.sblock("sum"):
+                vi, vj, vd = T.axis.remap("SSR", [i, j, d])
+                with T.init():
+                    C[vi, vj] = T.cast(0, dtype)
+                C[vi, vj] = C[vi, vj] + X[vd, vi, vj]
+        for i, j in T.grid(rows, columns):
+            with T.sblock("doubled"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = C[vi, vj] + C[vi, vj]
+
+    mesh = Mesh({"tp": devices})
+    sch = Schedule(with_layouts(doubled, {"X": Layout.sharded((devices, rows, columns), mesh, {0: "tp"})}), mesh=mesh)
+    sch.all_reduce(sch.get_loops(sch.get_sblock("sum"))[2], "tp")
+    sch.fuse_collective([sch.get_sblock("sum"), sch.get_sblock("doubled")])
+    kind, rng = check_dtype(dtype), np.random.default_rng(7)
+    # Their sum needs all bits of int32 and of float64; in bfloat16 the small ones count together alone.
+    large = {"int32": 2**28, "float64": 1.0, "bfloat16": 1.0}[dtype]
+    small = {"int32": 1, "float64": 2.0**-50, "bfloat16": 2.0**-9}[dtype]
+    terms = np.array([large, small, small])[:, None, None] * rng.integers(1, 3, (devices, rows, columns))
+    with axe.launch(mesh, engine="threads") as workers:
+        x, y = workers.mesh_tensor((rows, columns), dtype), workers.mesh_tensor((rows, columns), dtype)
+        for device in range(devices):
+            x.slab(device)[...] = terms[device].astype(kind)
+            y.slab(device)[...] = 77
+        flags = workers.mesh_tensor((devices, rows, 2), "int32")
+        MeshKernel(workers, met(sch).program)(x, flags, y)
+        total = terms.astype("int64" if dtype == "int32" else "float64").sum(axis=0)
+        for device in range(devices):
+            assert np.array_equal(y.slab(device), (2 * total.astype(kind)).astype(kind))
+
+
+@pytest.mark.parametrize(("rows", "splits"), [(3, False), (4, True)])
+def test_rows_in_few_bits(rows: int, splits: bool) -> None:
+    """Their largest and smallest, where those may be what the maximum and minimum start from, and a number a row."""
+    devices, columns = 2, 40
+    found = met(scheduled("int8", rows, columns, devices, "float32", splits))
+    rng = np.random.default_rng(rows)
+    x, residual = rng.standard_normal((devices, rows, columns)), rng.standard_normal((rows, columns))
+    x[:, 0], residual[0] = 1e-3, -0.1  # no element is as large as the least scale
+    poison = {1: np.full((devices, rows), np.nan), 2: np.full((devices, rows, columns), np.nan)}
+    given = {"x": x, "me": None, "in_0": np.stack(np.split(residual, devices) if splits else [residual] * devices)}
+    given["flags"] = np.zeros((devices, devices, rows, 2), "int64")
+    given |= {"out_0": poison[2], "out_1": poison[1], "out_2": poison[2]}
+    names = [param.name for param in found.program.func.params]
+    results = interpret_mesh(found.program, *(given[name] for name in names), rng=rng)
+    result = dict(zip([name for name in names if name != "me"], results))
+    hidden = x.sum(axis=0) + residual
+    scale = np.maximum(np.abs(hidden).max(axis=1), 0.125) / 127
+    assert scale[0] == 0.125 / 127
+    for device in range(devices):
+        np.testing.assert_allclose(result["out_0"][device], hidden, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(result["out_1"][device], scale, rtol=1e-6)
+        assert np.all(np.abs(result["out_2"][device] - hidden / scale[:, None]) < 0.51)
+    terms, sent = 4 * columns, 4 * columns + 4 + columns
+    assert set(found.step.received) == {rows // devices * (terms + sent) if splits else rows * terms}
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("int8", "float16"), ("float8_e4m3fn", "bfloat16")])
+def test_rows_in_few_bits_compile_for_gpus(kind: str, dtype: str) -> None:
+    for rows, columns, splits in ((64, 1000, True), (8, 8192, False)):
+        exe = axe.compile(scheduled(kind, rows, columns, 2, dtype, splits), target="cuda:sm_90a", work_dir=None)
+        assert "in which the devices meet" in exe.lowered.forms[0], exe.lowered.forms
+        build_program(exe.runnable, exe.target)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -90,8 +90,15 @@ def factors_of(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad] | Non
 
 def added(block: s_tir.SBlock) -> tirx.Expr | None:
     """Return x of ``C[..] = C[..] + x``, where C starts from zero, or None."""
+    return joined(block, tirx.Add) if _starts_from_zero(block) else None
+
+
+def joined(block: s_tir.SBlock, operator: type[tirx.Expr]) -> tirx.Expr | None:
+    """Return x of ``C[..] = C[..] op x``, whatever C starts from, of an op that commutes such as tirx.Max; or None."""
     store = block.body
-    if not _starts_from_zero(block) or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+    if not all(isinstance(each, tirx.BufferStore) for each in (block.init, store)):
+        return None
+    if not isinstance(store.value, operator):
         return None
     for own, other in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
         if isinstance(own, ir.TensorLoad) and own.source.same_as(store.buffer):

@@ -3,8 +3,9 @@
 A fused kernel of a few rows takes no longer than the barrier in front of it. So where kernels of several devices can
 wait for each other, one of at most `MOST` rows is a tile program: a block has a row, tells all peers that the row of
 its own terms is there, loads what else it needs meanwhile, waits for them, and adds up all devices' terms where they
-are. All that follows is computed of the row, which stays in registers: elements, sums of a row, what is made of those.
-Each device does all rows, or with many of them its share, which it stores to all.
+are. All that follows is computed of the row, which stays in registers: elements, its sum, its largest, and what is made
+of those, down to its scale and its elements in eight bits. Each device does all rows, or with many of them its share,
+which it stores to all.
 
     barrier, mm_hidden_squares_norm_Y_global   ->   mm_hidden_squares_norm_Y_global, which meets
 
@@ -23,9 +24,10 @@ from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
 
 from tvm_axe import _tvm, tile
-from tvm_axe.analysis.expressions import alike, loads_in
-from tvm_axe.analysis.patterns import REDUCE, added, is_copy, is_pointwise, is_sum, summed
-from tvm_axe.collective.tensor import peers_of
+from tvm_axe.analysis.expressions import alike, is_zero, loads_in
+from tvm_axe.analysis.patterns import REDUCE, added, is_copy, is_pointwise, joined, summed
+from tvm_axe.collective.ops import wide_type
+from tvm_axe.collective.tensor import check_dtype, peers_of
 from tvm_axe.errors import TileError
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.lower.derive import MESH_KERNEL, Step
@@ -44,6 +46,9 @@ __all__ = ["MOST", "Meeting", "meeting_of"]
 
 MOST = 64
 """Rows up to which a stage is such a kernel; beyond, copies and a kernel that fills the processors are as good."""
+_REDUCED = {tirx.Add: tile.sum, tirx.Max: tile.max, tirx.Min: tile.min}
+"""What reduces a row, by the operator that a block has for it."""
+_CONSTANT = (tirx.IntImm, tirx.FloatImm)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +101,9 @@ def meeting_of(
     backend = backend_of(target)
     if step.kind != MESH_KERNEL or step.stage.overlap is not None or step.axis not in program.mesh.names:
         return None
-    if not isinstance(backend, TileBackend) or not backend.meets or not is_sum(step.stage.blocks[0].realize.block):
+    if not isinstance(backend, TileBackend) or not backend.meets:
+        return None
+    if added(step.stage.blocks[0].realize.block) is None:
         return None
     try:
         return _Rows(program, step, shardings, private, target).meeting()
@@ -149,8 +156,8 @@ class _Rows:
             sharding = self.shardings[out]
             if any(sharding.cuts) or sharding.memory is not None or sharding.root is not None:
                 raise Unfit(f"{out.name} lies as {sharding.layout}; valid is the whole of it on each device")
-            if _shape(out) != (self.rows, self.columns):
-                raise Unfit(f"{out.name} isn't as large as the sum, {self.rows} x {self.columns}")
+            if _shape(out) not in ((self.rows, self.columns), (self.rows,)):
+                raise Unfit(f"{out.name} isn't as large as the sum, {self.rows} x {self.columns}, nor a number a row")
             found[out] = block.reads[0].buffer if self._copies(block) else out
         self.computed = [
             block for block in self.others if not (block.writes[0].buffer in found and self._copies(block))
@@ -203,11 +210,8 @@ class _Rows:
             (self.axis,),
             touched=touched,
         )
-        parts = (self.devices - 1) * self.columns
-        terms, outs = (
-            sum(dtype_bytes(str(buffer.dtype), 1) for buffer in each) for each in ([self.terms], self.results)
-        )
-        moved = parts * (self.share * (terms + outs) if self.share else self.rows * terms)
+        terms, outs = (sum(self._row_bytes(buffer) for buffer in each) for each in ([self.terms], self.results))
+        moved = (self.devices - 1) * (self.share * (terms + outs) if self.share else self.rows * terms)
         pushed = frozenset(self.results) if self.share else frozenset[tirx.Buffer]()
         received = (moved,) * self.program.mesh.size
         step = replace(self.step, pulled=frozenset({self.terms}), pushed=pushed, received=received)
@@ -216,6 +220,10 @@ class _Rows:
             f"one kernel, in which the devices meet; each computes {whose} row{'s' * ((self.share or self.rows) > 1)}"
         )
         return Meeting(made, kernel, {flags: sharding}, step, about)
+
+    def _row_bytes(self, buffer: tirx.Buffer) -> int:
+        """The bytes of a row of the terms, or of a result."""
+        return dtype_bytes(str(buffer.dtype), 1 if _shape(buffer) == (self.rows,) else self.columns)
 
     def _flags(self) -> tuple[tirx.Buffer, Sharding]:
         mesh = self.program.mesh
@@ -236,9 +244,11 @@ class _Rows:
                 for n, (buffer, sliced) in enumerate(self.given.items())
             }
             flags = T.arg("flags", tile.mesh_tensor((devices, devices, rows, 2), "int32"))
-            shape = (devices, rows, columns) if share else (rows, columns)
+            slabs = (devices,) if share else ()
             typed: Callable[..., Any] = tile.mesh_tensor if share else T.Buffer
-            outs = [T.arg(f"out_{n}", typed(shape, str(out.dtype))) for n, out in enumerate(self.results)]
+            outs = [
+                T.arg(f"out_{n}", typed((*slabs, *_shape(out)), str(out.dtype))) for n, out in enumerate(self.results)
+            ]
             me = T.arg("me", T.int32())
             with tile.kernel(share or rows, device=me) as i:
                 row = me * share + i if share else i
@@ -246,7 +256,8 @@ class _Rows:
                 held = {buffer: tile.fragment((1, width), str(buffer.dtype)) for buffer in self.given}
                 held |= {buffer: tile.fragment((1, width)[: len(_shape(buffer))], str(buffer.dtype)) for buffer in made}
                 part = tile.fragment((1, width), str(self.terms.dtype))
-                total = held[self.total] if str(self.total.dtype) == "float32" else tile.fragment((1, width), "float32")
+                wide = wide_type(check_dtype(str(self.total.dtype))).name
+                total = held[self.total] if str(self.total.dtype) == wide else tile.fragment((1, width), wide)
                 tile.signal(flags[0:devices, me, i, 0])
                 for (buffer, sliced), tensor in zip(self.given.items(), tensors.values()):
                     own = i if sliced else row
@@ -256,7 +267,7 @@ class _Rows:
                 with T.serial(devices) as d:
                     tile.copy(x[d, row, 0], part)
                     with tile.parallel(1, width) as (r, c):
-                        T.buffer_store(total, total[r, c] + _as(part[r, c], "float32"), [r, c])
+                        T.buffer_store(total, total[r, c] + _as(part[r, c], wide), [r, c])
                 if not total.same_as(held[self.total]):
                     with tile.parallel(1, width) as (r, c):
                         T.buffer_store(held[self.total], T.cast(total[r, c], str(self.total.dtype)), [r, c])
@@ -265,12 +276,12 @@ class _Rows:
                 if share:
                     with T.serial(devices) as d:
                         for out, source in zip(outs, self.results.values()):
-                            tile.copy(held[source], out[d, row, 0])
+                            tile.copy(held[source], out[(d, row, 0)[: len(out.shape)]])
                     tile.signal(flags[0:devices, me, i, 1])
                     tile.wait(flags[me, 0:devices, i, 1], reset=True)
                 else:
                     for out, source in zip(outs, self.results.values()):
-                        tile.copy(held[source], out[row, 0])
+                        tile.copy(held[source], out[(row, 0)[: len(out.shape)]])
         return builder.get()
 
     def _compute(self, block: Block, held: Mapping[tirx.Buffer, tirx.Buffer], row: tirx.Expr) -> None:
@@ -287,16 +298,28 @@ class _Rows:
                 value = self._value(block, statement.body.value, held, (row_var, row), (None, None), r)
                 T.buffer_store(own, value, [r])
         else:
-            term = added(statement)
-            alone = term is not None and not any(load.source.same_as(out) for load in loads_in([term]))
-            if not alone or str(out.dtype) != "float32" or column_var is None:
-                raise Unfit(f"block {block.name!r} is no sum of a row in float32")
-            each = tile.fragment((1, self.width), "float32")
-            with tile.parallel(1, self.width) as (r, c):
-                value = _as(self._value(block, term, held, (row_var, row), (column_var, c), r), "float32")
-                inside = value if self.width == self.columns else T.Select(c < self.columns, value, T.float32(0))
-                T.buffer_store(each, inside, [r, c])
-            tile.sum(each, own)
+            self._reduce(block, held, row)
+
+    def _reduce(self, block: Block, held: Mapping[tirx.Buffer, tirx.Buffer], row: tirx.Expr) -> None:
+        """A block's sum of the row, or the largest or smallest of what it makes of the row's elements."""
+        statement = block.realize.block
+        out, start = statement.body.buffer, statement.init.value
+        row_var, column_var = self._iterators(block)
+        kind = type(statement.body.value)
+        word, term = _REDUCED.get(kind), joined(statement, kind)
+        alone = term is not None and not any(load.source.same_as(out) for load in loads_in([term]))
+        exact = word is not tile.sum or (is_zero(start) and str(out.dtype) == "float32")
+        if word is None or not alone or not exact or column_var is None or not isinstance(start, _CONSTANT):
+            raise Unfit(f"block {block.name!r} is no sum of a row in float32, nor the largest or smallest of one")
+        each = tile.fragment((1, self.width), str(out.dtype))
+        with tile.parallel(1, self.width) as (r, c):
+            value = _as(self._value(block, term, held, (row_var, row), (column_var, c), r), str(out.dtype))
+            inside = value if self.width == self.columns else T.Select(c < self.columns, value, start)
+            T.buffer_store(each, inside, [r, c])
+        # A sum starts from zero by itself; the largest of a row may be what it starts from.
+        if word is not tile.sum:
+            tile.fill(held[out], start)
+        word(each, held[out], accumulate=word is not tile.sum)
 
     def _iterators(self, block: Block) -> tuple[tirx.Var, tirx.Var | None]:
         """The iterators over rows and over a row's elements."""

@@ -18,7 +18,8 @@ from tvm.sym import Analyzer
 from tvm_axe.analysis.blocks import element
 from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.collective import SLAB
-from tvm_axe.collective.tensor import peers_of
+from tvm_axe.collective.ops import wide_type
+from tvm_axe.collective.tensor import check_dtype, peers_of
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.told import RANK, first_of, part_of, table, with_coordinates, with_own_sizes
@@ -98,10 +99,10 @@ def taking(
         owner, index[dim] = analyzer.simplify(owner), analyzer.simplify(index[dim])
     devices = [_int(device) for device in range(peers_of(mesh, axis)[0])] if combiner else [owner]
     loads = [tirx.BufferLoad(read, [*([] if view == SLAB else [device]), *index]) for device in devices]
-    wide = len(loads) > 1 and combiner == "sum" and dtype in ("float16", "bfloat16")
-    terms: list[tirx.Expr] = [tirx.Cast("float32", load) if wide else load for load in loads]
+    wide = wide_type(check_dtype(dtype)).name if len(loads) > 1 and combiner == "sum" else dtype
+    terms: list[tirx.Expr] = [tirx.Cast(wide, load) if wide != dtype else load for load in loads]
     value = functools.reduce(_COMBINE[combiner], terms) if combiner else terms[0]
-    store = tirx.BufferStore(written, tirx.Cast(dtype, value) if wide else value, iterators)
+    store = tirx.BufferStore(written, tirx.Cast(dtype, value) if wide != dtype else value, iterators)
     block = s_tir.SBlock(
         [
             tirx.IterVar(Range.from_min_extent(_int(0), _int(n)), var, tirx.IterVar.DataPar)
