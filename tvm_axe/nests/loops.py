@@ -27,6 +27,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import is_choice, is_zero, loads_in, substitute, uses
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.layout.dtypes import dtype_bits
+from tvm_axe.machines.narrowing import HINT
 from tvm_axe.machines.target import cores, vector_bits
 from tvm_axe.nests.contraction import is_own_nest
 from tvm_axe.nests.rows import reduce_in_row
@@ -35,7 +36,6 @@ __all__ = ["is_loops", "loop_schedules"]
 
 _PARTIALS = 4  # vectors of partial results
 _SEVERAL = 4  # vectors that the innermost loops have, before more of them are fused
-_PARTITION = "pragma_loop_partition_hint"
 
 
 def is_loops(sch: s_tir.Schedule, block: SBlockRV) -> bool:
@@ -101,7 +101,7 @@ def _by_vectors(
         sch.reorder(turns, *sums, lane)
     sch.vectorize(lane)
     if not whole and _is_of_loops(sch.get(block)):
-        sch.annotate(turns, _PARTITION, 1)
+        sch.annotate(turns, HINT, 1)
     _in_parallel(sch, outer if _are_many(sch, outer, target) or not whole else [*outer, turns], target)
     if sums:
         sch.decompose_reduction(block, sums[0])
@@ -143,7 +143,7 @@ def _by_partials(
     first = sch.rfactor(lane, len(sch.get(block).body.indices))
     *rows, turns, lane = sch.get_loops(first)
     sch.vectorize(lane)
-    sch.annotate(turns, _PARTITION, 1)
+    sch.annotate(turns, HINT, 1)
     _in_parallel(sch, rows, target)
     sch.decompose_reduction(first, turns)
     _in_parallel(sch, sch.get_loops(block)[:-1], target)

@@ -33,6 +33,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from tvm_axe.analysis.patterns import is_move
+from tvm_axe.machines.narrowing import HINT
 from tvm_axe.machines.target import cores
 from tvm_axe.nests.around import epilogue, producer_of
 from tvm_axe.nests.contraction import Contraction
@@ -122,7 +123,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     for loop in vectors:
         sch.vectorize(loop)
     for loop in () if match.open else (nt, *rows):  # upstream partitions no loops where an extent isn't known
-        sch.annotate(loop, "pragma_loop_partition_hint", 1)
+        sch.annotate(loop, HINT, 1)
     sch.decompose_reduction(block, [*parts, *sums, ko][0])
     return stage.taken
 
