@@ -151,6 +151,9 @@ def test_each_kind(kernels_on_host: OnHost, devices: int, size: int, kind: str) 
         assert exchanged(kernels_on_host, devices, [size] * 3, seed, kinds=(kind,))
 
 
+NUMBER = f"const unsigned number = row[{EXCHANGE}] + 1;"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sizes"),
     [
@@ -159,13 +162,13 @@ def test_each_kind(kernels_on_host: OnHost, devices: int, size: int, kind: str) 
         ("((number & 1) * around.devices", "(0 * around.devices", [12, 12, 12, 12]),
         # Nobody waits.
         ("absent = from;", ";", [3]),
-        ("    meet();\n    __syncthreads();", "    __syncthreads();", [12]),
+        ("    meet_others(around, lane, number);\n    __syncthreads();", "    __syncthreads();", [12]),
         # The number is stored before all of the block have read it.
-        ("  auto meet =", f"  if (threadIdx.x == 0) row[{EXCHANGE}] = number;\n  auto meet =", [3, 3]),
+        (NUMBER, f"{NUMBER}\n  if (threadIdx.x == 0) row[{EXCHANGE}] = number;", [3, 3]),
         # Only some of the words are looked at.
         ("for (int k = 0; k <= 3; ++k) there = there", "for (int k = 0; k < 3; ++k) there = there", [3, 3, 3]),
         # A block tells before all of it have sent.
-        ("    __syncthreads();\n    meet();", "    meet();", [12, 12, 12]),
+        ("    __syncthreads();\n    meet_others", "    meet_others", [12, 12, 12]),
     ],
 )
 def test_mistakes_are_seen(old: str, new: str, sizes: list[int], tmp_path: Path) -> None:

@@ -114,17 +114,81 @@ __device__ bool is_marked(const uint4 (&word)[{GROUP} + 1], unsigned number) {{
   return there;
 }}
 
+// What the peers from `begin` on have sent, in that order, once it is there; `place` says where it comes to. What comes
+// from several is loaded before any of it is looked at. Of the device itself, and of none, nothing comes.
+template <int PEERS, typename Place>
+__device__ void collect(uint4 (&data)[PEERS][{GROUP}], int begin, const Place& place, int apart, unsigned number,
+                        const Around& around) {{
+  unsigned* off = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance) + {OFF};
+  unsigned long long start = 0;
+  for (int polls = 0;; ++polls) {{
+    int absent = -1;
+    uint4 word[PEERS][{GROUP} + 1];
+#pragma unroll
+    for (int j = 0; j < PEERS; ++j) {{
+      const int from = begin + j;
+      if (from < around.devices && from != around.me) load_marked(place(from), apart, word[j]);
+    }}
+#pragma unroll
+    for (int j = 0; j < PEERS; ++j) {{
+      const int from = begin + j;
+      if (from >= around.devices || from == around.me) continue;
+      if (!is_marked(word[j], number)) absent = from;
+      const unsigned last[{GROUP}] = {{word[j][{GROUP}].x, word[j][{GROUP}].y, word[j][{GROUP}].z}};
+#pragma unroll
+      for (int k = 0; k < {GROUP}; ++k) data[j][k] = make_uint4(word[j][k].x, word[j][k].y, word[j][k].z, last[k]);
+    }}
+    if (absent < 0 || axe_given_up(polls, start, off, around.missing + absent, around.limit)) return;
+  }}
+}}
+
+// Where this block's words from a device are in another's staging, in the half whose turn it is.
+__device__ char* staged(const Exchange& moved, const Around& around, unsigned number, int whose, int from) {{
+  return around.slabs + whose * around.distance + moved.staging +
+         ((number & 1) * around.devices + from) * moved.half + blockIdx.x * moved.region;
+}}
+
+// Tell the peers' blocks of this number, and be told by them: the last warp does, whose threads have these lanes.
+__device__ void meet_others(const Around& around, int lane, unsigned number) {{
+  if (lane < 0 || lane >= around.devices || lane == around.me) return;
+  unsigned* words = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance);
+  unsigned* theirs = reinterpret_cast<unsigned*>(around.slabs + lane * around.distance) + {ROW} * blockIdx.x;
+  axe_tell(theirs + {SENT} + around.me, number);
+  AXE_CAME(blockDim.x - {WARP} + (around.me == 0), 5, number);
+  axe_await(words + {ROW} * blockIdx.x + {SENT} + lane, number, words + {OFF}, around.missing + lane, around.limit);
+  AXE_CAME(blockDim.x - {WARP} + (around.me == 0), 6, number);
+}}
+
+template <typename T, int LANES> union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
+
+// Add a vector to a sum, which it may begin.
+template <typename T, typename Wide, int LANES>
+__device__ void add_vector(Wide (&sum)[LANES], const uint4& term, bool begins) {{
+  Vector<T, LANES> vector;
+  vector.whole = term;
+#pragma unroll
+  for (int at = 0; at < LANES; ++at) {{
+    Wide wide = widened<Wide, T>(vector.pack.lane[at]);
+    sum[at] = begins ? wide : sum[at] + wide;
+  }}
+}}
+
+template <typename T, typename Wide, int LANES> __device__ uint4 rounded(const Wide (&sum)[LANES]) {{
+  Vector<T, LANES> vector;
+#pragma unroll
+  for (int at = 0; at < LANES; ++at) vector.pack.lane[at] = narrowed<T, Wide>(sum[at]);
+  return vector.whole;
+}}
+
 // All but the last warp of a block move; the last tells peers and waits for what they tell. Of marked words, a last
 // block does that, and nothing else, unless the exchange is quiet. What comes is added, or placed beside each other.
 template <typename T, typename Wide, int LANES, bool MARKED, bool PLACED>
 __device__ void exchange(const Exchange& moved, const Around& around) {{
   AXE_BEGAN
   axe_behind();
-  union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
   const int AHEAD = MARKED ? {GROUP} : 4, PEERS = MARKED ? 4 : 1;  // vectors of a thread at a time, and devices
   const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;
-  unsigned* words = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance);
-  unsigned* row = words + {ROW} * blockIdx.x;
+  unsigned* row = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance) + {ROW} * blockIdx.x;
   long long first = blockIdx.x * moved.share;
   const int count = lane >= 0 ? 0 : max(0, static_cast<int>(min(moved.share, moved.total - first)));
   // Where threads begin, from one vector of a thread to its next, and from one turn to the next.
@@ -142,80 +206,48 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
   }};
   load(own, around.me, threadIdx.x);  // beside the number: neither waits for the other
   const unsigned number = row[{EXCHANGE}] + 1;
-  // Where this block's vectors of a device are in another's staging, in the half whose turn it is.
-  auto staged = [&](int whose, int from) {{
-    return around.slabs + whose * around.distance + moved.staging +
-           ((number & 1) * around.devices + from) * moved.half + blockIdx.x * moved.region;
-  }};
-  auto meet = [&]() {{
-    if (lane < 0 || lane >= around.devices || lane == around.me) return;
-    unsigned* theirs = reinterpret_cast<unsigned*>(around.slabs + lane * around.distance) + {ROW} * blockIdx.x;
-    axe_tell(theirs + {SENT} + around.me, number);
-    AXE_CAME(movers + (around.me == 0), 5, number);
-    axe_await(row + {SENT} + lane, number, words + {OFF}, around.missing + lane, around.limit);
-    AXE_CAME(movers + (around.me == 0), 6, number);
-  }};
   for (int base = threadIdx.x; base < begins; base += step) {{
     if (base != threadIdx.x) load(own, around.me, base);
     if (base == threadIdx.x) {{ AXE_CAME(0, 1, own[0].x); }}
     for (int away = 1; away < around.devices; ++away) {{
       const int peer = (around.me + away) % around.devices;
-      char* place = staged(peer, around.me);
+      char* place = staged(moved, around, number, peer, around.me) + base * {VECTOR};
       if (moved.stride) load(others, peer, base);
-      if (MARKED) {{
-        if (moved.stride) send_marked(place + base * {VECTOR}, apart, others, number);
-        else send_marked(place + base * {VECTOR}, apart, own, number);
+      if constexpr (MARKED) {{
+        if (moved.stride) send_marked(place, apart, others, number);
+        else send_marked(place, apart, own, number);
         continue;
       }}
 #pragma unroll
       for (int k = 0; k < AHEAD; ++k) {{
         int i = base + k * apart;
-        if (i < count) *reinterpret_cast<uint4*>(place + i * {VECTOR}) = moved.stride ? others[k] : own[k];
+        if (i < count) *reinterpret_cast<uint4*>(place + k * apart * {VECTOR}) = moved.stride ? others[k] : own[k];
       }}
     }}
   }}
   AXE_CAME(0, 2, number);
   if (!MARKED) {{
     __syncthreads();
-    meet();
+    meet_others(around, lane, number);
     __syncthreads();
   }} else if (around.before && blockIdx.x == gridDim.x - 1) {{
-    meet();  // one block's is enough to order what is before and behind
+    meet_others(around, lane, number);  // one block's is enough to order what is before and behind
   }}
   for (int base = threadIdx.x; base < begins; base += step) {{
     if (begins > step) load(own, around.me, base);
+    auto place = [&](int from) {{ return staged(moved, around, number, around.me, from) + base * {VECTOR}; }};
     Wide sum[AHEAD][LANES];
     for (int begin = 0; begin < around.devices; begin += PEERS) {{
-      Vector term[PEERS][AHEAD] = {{}};
-      unsigned long long start = 0;
-      for (int polls = 0;; ++polls) {{
-        int absent = -1;
-        uint4 word[PEERS][{GROUP} + 1];
+      uint4 term[PEERS][AHEAD] = {{}};
+      if constexpr (MARKED) {{
+        collect(term, begin, place, apart, number, around);
+      }} else if (begin != around.me) {{
+        const char* words = place(begin);
 #pragma unroll
-        for (int j = 0; j < PEERS; ++j) {{
-          const int from = begin + j;
-          const char* place = staged(around.me, from) + base * {VECTOR};
-          if (from >= around.devices || from == around.me) continue;
-          if (MARKED) load_marked(place, apart, word[j]);
-#pragma unroll
-          for (int k = 0; k < AHEAD && !MARKED; ++k) {{
-            if (base + k * apart >= count) continue;
-            term[j][k].whole = *reinterpret_cast<const uint4*>(place + k * apart * {VECTOR});
-          }}
+        for (int k = 0; k < AHEAD; ++k) {{
+          if (base + k * apart >= count) continue;
+          term[0][k] = *reinterpret_cast<const uint4*>(words + k * apart * {VECTOR});
         }}
-        // What comes from several is loaded before any of it is looked at.
-#pragma unroll
-        for (int j = 0; j < PEERS; ++j) {{
-          const int from = begin + j;
-          if (!MARKED || from >= around.devices || from == around.me) continue;
-          if (!is_marked(word[j], number)) absent = from;
-          const unsigned last[{GROUP}] = {{word[j][{GROUP}].x, word[j][{GROUP}].y, word[j][{GROUP}].z}};
-#pragma unroll
-          for (int k = 0; k < {GROUP}; ++k) {{
-            term[j][k].whole = make_uint4(word[j][k].x, word[j][k].y, word[j][k].z, last[k]);
-          }}
-        }}
-        if (absent < 0 || axe_given_up(polls, start, words + {OFF}, around.missing + absent, around.limit)) break;
       }}
 #pragma unroll
       for (int j = 0; j < PEERS; ++j) {{
@@ -224,29 +256,22 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {{
           int i = base + k * apart;
-          if (from == around.me) term[j][k].whole = own[k];
-          if (PLACED) {{
-            if (i < count) target[from * moved.total + i] = term[j][k].whole;
-            continue;
-          }}
-#pragma unroll
-          for (int at = 0; at < LANES; ++at) {{
-            Wide wide = widened<Wide, T>(term[j][k].pack.lane[at]);
-            sum[k][at] = from == 0 ? wide : sum[k][at] + wide;
+          if (from == around.me) term[j][k] = own[k];
+          if constexpr (PLACED) {{
+            if (i < count) target[from * moved.total + i] = term[j][k];
+          }} else {{
+            add_vector<T>(sum[k], term[j][k], from == 0);
           }}
         }}
       }}
-      if (PLACED && begin == 0) {{ AXE_CAME(0, 3, term[0][0].whole.x); }}
+      if (PLACED && begin == 0) {{ AXE_CAME(0, 3, term[0][0].x); }}
     }}
     if (PLACED) continue;
     AXE_CAME(0, 3, sum[0][0]);
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {{
       int i = base + k * apart;
-      Vector result;
-#pragma unroll
-      for (int at = 0; at < LANES; ++at) result.pack.lane[at] = narrowed<T, Wide>(sum[k][at]);
-      if (i < count) target[i] = result.whole;
+      if (i < count) target[i] = rounded<T>(sum[k]);
     }}
   }}
   AXE_CAME(0, 4, number);
