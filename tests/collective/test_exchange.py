@@ -202,9 +202,9 @@ def test_mistakes_are_seen(old: str, new: str, sizes: list[int], tmp_path: Path)
     ("old", "new"),
     [
         # The second step's words lie on the first's: a sum goes over terms that its device hasn't added yet.
-        ("second = moved.region / 2", "second = 0"),
+        ("second = static_cast<int>(moved.region) / 2", "second = 0"),
         # Of the last parts as much is stored as of the first.
-        ("moved.total - whose * moved.stride - first", "moved.stride - first"),
+        ("total - whose * part - first", "part - first"),
         # A sum is sent before all of it has come.
         ("collect(terms,", "if (begin != 0) collect(terms,"),
         # One half, as in one step.

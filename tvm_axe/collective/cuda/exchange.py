@@ -153,8 +153,9 @@ __device__ void collect(uint4 (&data)[PEERS][{GROUP}], int begin, const Place& p
 
 // Where this block's words from a device are in another's staging, in the half whose turn it is.
 __device__ char* staged(const Exchange& moved, const Around& around, unsigned number, int whose, int from) {{
+  const int half = static_cast<int>(moved.half), region = static_cast<int>(moved.region);  // all is less than 2 GiB
   return around.slabs + whose * around.distance + moved.staging +
-         ((number & 1) * around.devices + from) * moved.half + blockIdx.x * moved.region;
+         static_cast<int>((number & 1) * around.devices + from) * half + blockIdx.x * region;
 }}
 
 // Tell the peers' blocks of this number, and be told by them: the last warp does, whose threads have these lanes.
@@ -306,15 +307,14 @@ __device__ void exchange_twice(const Exchange& moved, const Around& around) {{
   const int PEERS = 4;
   const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;
   unsigned* row = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance) + {ROW} * blockIdx.x;
-  const long long first = blockIdx.x * moved.share, second = moved.region / 2;
-  const int count = lane >= 0 ? 0 : max(0, static_cast<int>(min(moved.share, moved.stride - first)));
+  const int total = static_cast<int>(moved.total), part = static_cast<int>(moved.stride);
+  const int share = static_cast<int>(moved.share), first = blockIdx.x * share;
+  const int second = static_cast<int>(moved.region) / 2, count = lane >= 0 ? 0 : max(0, min(share, part - first));
   const int begins = (count + {GROUP} - 1) / {GROUP}, pitch = (begins + {LINE} - 1) / {LINE} * {LINE};
   // How many vectors of a device's part this block has.
-  auto ends = [&](int whose) {{
-    return static_cast<int>(min(static_cast<long long>(count), moved.total - whose * moved.stride - first));
-  }};
+  auto ends = [&](int whose) {{ return min(count, total - whose * part - first); }};
   auto load = [&](uint4* data, int whose, int base) {{
-    const uint4* source = reinterpret_cast<const uint4*>(moved.source) + whose * moved.stride + first;
+    const uint4* source = reinterpret_cast<const uint4*>(moved.source) + whose * part + first;
     const int end = ends(whose);
 #pragma unroll
     for (int k = 0; k < {GROUP}; ++k) {{
@@ -322,21 +322,25 @@ __device__ void exchange_twice(const Exchange& moved, const Around& around) {{
     }}
   }};
   auto store = [&](const uint4* data, int whose, int base) {{
-    uint4* target = reinterpret_cast<uint4*>(moved.target) + whose * moved.stride + first;
+    uint4* target = reinterpret_cast<uint4*>(moved.target) + whose * part + first;
     const int end = ends(whose);
 #pragma unroll
     for (int k = 0; k < {GROUP}; ++k) {{
       if (base + k * begins < end) target[base + k * begins] = data[k];
     }}
   }};
+  uint4 term[PEERS][{GROUP}] = {{}};
+  auto load_next = [&](int away, int base) {{  // of the next peers, before any of it is sent
+#pragma unroll
+    for (int j = 0; j < PEERS; ++j) {{
+      if (away + j < around.devices) load(term[j], behind(around, away + j), base);
+    }}
+  }};
+  if (threadIdx.x < begins) load_next(1, threadIdx.x);  // beside the number: neither waits for the other
   const unsigned number = row[{EXCHANGE}] + 1;
   for (int base = threadIdx.x; base < begins; base += movers) {{
     for (int away = 1; away < around.devices; away += PEERS) {{
-      uint4 term[PEERS][{GROUP}] = {{}};
-#pragma unroll
-      for (int j = 0; j < PEERS; ++j) {{  // all are loaded before any is sent
-        if (away + j < around.devices) load(term[j], behind(around, away + j), base);
-      }}
+      if (base != threadIdx.x || away != 1) load_next(away, base);
       if (base == threadIdx.x && away == 1) {{ AXE_CAME(0, 1, term[0][0].x); }}
 #pragma unroll
       for (int j = 0; j < PEERS; ++j) {{
