@@ -172,6 +172,11 @@ def test_each_kind(kernels_on_host: OnHost, devices: int, size: int, kind: str) 
         assert exchanged(kernels_on_host, devices, [size] * 3, seed, kinds=(kind,))
 
 
+@pytest.mark.parametrize("kind", [SUM, TWICE])
+def test_more_peers_than_are_looked_at_at_once(kernels_on_host: OnHost, kind: str) -> None:
+    assert exchanged(kernels_on_host, 6, [1, 5, 5], 0, kinds=(kind,))
+
+
 NUMBER = f"const unsigned number = row[{EXCHANGE}] + 1;\n"
 SENDS = "  for (int base = threadIdx.x; base < begins; base += step) {"
 
