@@ -13,7 +13,8 @@ to begin on all devices, nor, of the norm, a barrier between two runs, which tak
 Run `python scripts/bench_mesh_gpu.py [--rows PREFIX ...] [--rounds N] [--reps N] [--json]` where two GPUs are, or more.
 `--engine threads` runs our side alone, at tiny sizes, on CPU workers, and `--shared` on devices that share the first
 GPU: they say whether results are right, not how fast anything is. `--phases` says where the time of a small all-reduce
-goes, by samples in its kernel (`bench_mesh_phases`); with `--shared` or `--devices 1` on a single GPU.
+goes, by samples in its kernel (`bench_mesh_phases`); with `--shared` or `--devices 1` on a single GPU. `--collectives`
+has one algorithm do all of ours that it is offered for, at all sizes, instead of those of the machine's table.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ import bench_mesh_phases
 
 import tvm_axe as axe
 from tvm_axe.collective import MeshKernel, Workers
+from tvm_axe.collective.algorithms import Algorithm
 from tvm_axe.collective.cuda import driver
 from tvm_axe.collective.measuring import chain
 from tvm_axe.collective.plan import VIEWS
@@ -317,10 +319,10 @@ def table(devices: int, tiny: bool, on_gpus: bool = False) -> list[Row]:
     """The rows: of the sizes that are published, or of tiny ones, which are less tiny `on_gpus`."""
     found = []
     columns, dtype = (64, "float32") if tiny else (COLUMNS, DTYPE)
-    small = [rows * columns * (4 if tiny else 2) for rows in (1, 8, 16, 64)]
     large = [4096] if tiny else [4 << 20, 16 << 20, 64 << 20, 256 << 20]
     for name in COLLECTIVES:
-        for nbytes in (*(small if name == "all_reduce" else small[1::2]), *large):
+        rows_of = (1, 8, 16, 32, 64, 128) if name == "all_reduce" else (8, 64)
+        for nbytes in (*(rows * columns * (4 if tiny else 2) for rows in rows_of), *large):
             run = lambda workers, name=name, nbytes=nbytes: collective(name, nbytes, workers)  # noqa: E731
             found.append(Row(f"{name}, {nbytes:,} bytes", name, (nbytes,), run, Moved))
     for rows in (1, 8, 64):
@@ -388,7 +390,7 @@ def measured(row: Row, peers: pairs.Theirs | None, args: argparse.Namespace) -> 
     """A row: ours and theirs in turns; ours alone without `peers`."""
     engine, devices, rounds, reps = args.engine, args.devices, args.rounds, args.reps
     print(f"{row.name}\n  before: {power()}" if engine == "cuda" else row.name)
-    options = {"gpus": (0,) * devices} if args.shared else {}
+    options = {**options_of(args), **({"gpus": (0,) * devices} if args.shared else {})}
     if peers is not None:
         peers.make(row.peer, row.kind, row.size)
     with axe.launch(Mesh({row.axis: devices}), engine=engine, **options) as workers:
@@ -426,6 +428,11 @@ def rival(peers: pairs.Theirs, name: str, row: Row, reps: int) -> list[float]:
     return one_more(in_a_graph(math.prod(row.size)), found, peers.run(name + MANY, reps))
 
 
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What launches are told besides the mesh."""
+    return {} if args.collectives is None else {"collectives": args.collectives}
+
+
 def refusal(shared: bool) -> str | None:
     """Why nothing can be measured here, if so."""
     try:
@@ -454,7 +461,7 @@ def of_phases(args: argparse.Namespace) -> int:
         print(f"bench_mesh_gpu: no phases are measured: {why}", file=sys.stderr)
         return 1
     print(f"before: {power()}")
-    found = bench_mesh_phases.measured(args.devices, args.shared, collective)
+    found = bench_mesh_phases.measured(args.devices, args.shared, collective, options_of(args))
     print(f"after: {power()}")
     if args.json:
         print(json.dumps({"devices": args.devices, "shared": args.shared, "phases": found}))
@@ -467,11 +474,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", default="cuda", choices=["cuda", "threads", "processes"])
     parser.add_argument("--shared", action="store_true", help="devices share the first GPU; ours alone, tiny sizes")
     parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--collectives", choices=list(map(str, Algorithm)), help="what does ours on GPUs, if it can")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--phases", action="store_true", help="say where a small all-reduce's time goes, and end")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     args = parser.parse_args(arguments)
+    if args.collectives is not None and args.engine != "cuda":
+        parser.error("--collectives is for --engine cuda, as others do each collective in one way")
     if args.phases:
         return of_phases(args)
     why = refusal(args.shared) if args.engine == "cuda" else None

@@ -9,7 +9,7 @@ waits for it, so the sum of a phase is what tells, not its last digits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -22,8 +22,8 @@ from tvm_axe.collective.cuda.moving import Mover
 from tvm_axe.layout import Mesh
 
 SIZES = (16 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20)
-STEPS = ("has its data", "has sent it", "has what peers sent", "has stored the sum")
-"""What the samples of a thread that moves stand for, behind the first."""
+STEPS = {"has its data": 1, "has sent it": 2, "has what peers sent": 3, "has stored the sum": 4, "has all sums": 7}
+"""The samples of a thread that moves, behind the first; of an exchange in two steps, the sum is that of its part."""
 
 
 def summary(samples: np.ndarray) -> dict[str, float]:
@@ -39,14 +39,15 @@ def summary(samples: np.ndarray) -> dict[str, float]:
     kept = kept[:, blocks]
     kept = kept[np.argsort(kept["nanoseconds"][:, :, 0].min(axis=1))]  # in the order of time, not of place
     ticks, nanoseconds = kept["ticks"], kept["nanoseconds"].astype("int64")
-    rate = (ticks[..., 7] - ticks[..., 0]).sum() / (nanoseconds[..., 1] - nanoseconds[..., 0]).sum() * 1e3
+    rate = (ticks[..., -1] - ticks[..., 0]).sum() / (nanoseconds[..., 1] - nanoseconds[..., 0]).sum() * 1e3
     since = (ticks - ticks[..., :1]) / rate  # microseconds, each block's since it began
-    found = {step: float(np.median(since[..., 1 + at].max(axis=1))) for at, step in enumerate(STEPS)}
+    came = {step: at for step, at in STEPS.items() if ticks[..., at].any()}
+    found = {step: float(np.median(since[..., at].max(axis=1))) for step, at in came.items()}
     told = ticks[:, -1, 5] != 0  # whether the last block, which meets in any case, told a peer
     if told.any():
         found["has told a peer"] = float(np.median(since[told, -1, 5]))
         found["has been told"] = float(np.median(since[told, -1, 6]))
-    found["ends"] = float(np.median(since[..., 7].max(axis=1)))
+    found["ends"] = float(np.median(since[..., -1].max(axis=1)))
     begun, ended = nanoseconds[..., 0].min(axis=1), nanoseconds[..., 1].max(axis=1)
     if len(kept) > 1:
         found["from the end of one to the next"] = float(np.median(begun[1:] - ended[:-1])) * 1e-3
@@ -56,9 +57,12 @@ def summary(samples: np.ndarray) -> dict[str, float]:
 
 
 def measured(
-    devices: int, shared: bool, collective: Callable[[str, int, Workers], Callable[[int], list[float]]]
+    devices: int,
+    shared: bool,
+    collective: Callable[[str, int, Workers], Callable[[int], list[float]]],
+    options: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Print where the time goes at each size, on each device; returns the same."""
+    """Print where the time goes at each size, on each device; returns the same. Launches have the options, too."""
     movers: list[tuple[Any, Mover]] = []
     begin, default = Mover.__init__, Mover.early
 
@@ -72,13 +76,15 @@ def measured(
         for nbytes, early in product(SIZES, (False, True)):
             movers.clear()
             Mover.early = early
-            options: dict[str, Any] = {"gpus": (0,) * devices} if shared else {}
-            mesh = Mesh({"tp": devices})
-            with axe.launch(mesh, engine="cuda", processes=False, barriers="device", **options) as workers:
+            mesh, told = Mesh({"tp": devices}), {**options, **({"gpus": (0,) * devices} if shared else {})}
+            with axe.launch(mesh, engine="cuda", processes=False, barriers="device", **told) as workers:
                 said = ", launched early" if early else ""
                 seconds = collective("all_reduce", nbytes, workers)(5)
                 print(f"all_reduce, {nbytes:,} bytes: {1e6 * float(np.median(seconds)):.2f} us with samples{said}")
                 for number, samples in enumerate(sampled(movers)):
+                    if not samples["ticks"].any():
+                        print(f"  device {number}: it is no exchange")
+                        continue
                     times = summary(samples)
                     found.append({"nbytes": nbytes, "early": early, "device": number, "us": times})
                     print(f"  device {number}: " + "; ".join(f"{name} {value:.2f}" for name, value in times.items()))

@@ -25,7 +25,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_phases_of_exchanges(script: ModuleType) -> None:
+@pytest.mark.parametrize("twice", [False, True])
+def test_phases_of_exchanges(script: ModuleType, twice: bool) -> None:
     """Three exchanges of two blocks, 5 us apart, of which the second block is the later; 2000 ticks a microsecond."""
     samples = np.zeros(
         (moving.KEPT, moving.BLOCKS),
@@ -34,8 +35,10 @@ def test_phases_of_exchanges(script: ModuleType) -> None:
     for number, slot in enumerate((31, 0, 1)):
         for block in range(2):
             begins = 10_000_000 + number * 5_000 + block * 100  # nanoseconds
-            phases = np.array([0, 500, 600, 1700 + block * 200, 1800 + block * 200, 700, 1600, 2000 + block * 200])
-            samples[slot, block]["ticks"] = 2 * (begins + phases) * (1, 1, 1, 1, 1, block, block, 1)
+            phases = np.array(
+                [0, 500, 600, 1700 + block * 200, 1800 + block * 200, 700, 1600, 1900 + block * 200, 2000 + block * 200]
+            )
+            samples[slot, block]["ticks"] = 2 * (begins + phases) * (1, 1, 1, 1, 1, block, block, twice, 1)
             samples[slot, block]["nanoseconds"] = begins, begins + phases[-1]
     found = script.summary(samples)
     assert found == pytest.approx(
@@ -44,6 +47,7 @@ def test_phases_of_exchanges(script: ModuleType) -> None:
             "has sent it": 0.6,
             "has what peers sent": 1.9,
             "has stored the sum": 2.0,
+            **({"has all sums": 2.1} if twice else {}),
             "has told a peer": 0.7,
             "has been told": 1.6,
             "ends": 2.2,

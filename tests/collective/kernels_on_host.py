@@ -22,6 +22,11 @@ from tvm_axe.collective.cuda.source import Around
 from tvm_axe.collective.cuda.waiting import PRIMITIVES
 
 HEADERS = ("cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h")
+KERNELS = [
+    *(source.exchanging(dtype, marked) for dtype in ("int32", "bfloat16", None) for marked in (False, True)),
+    *(source.exchanging(dtype, True, twice=True) for dtype in ("int32", "bfloat16")),
+]
+"""Those that are compiled; tests name one by its place."""
 
 _BEFORE = """
 #include <algorithm>
@@ -142,11 +147,7 @@ static void begin() {
 }
 
 typedef void (*Kernel)(const Exchange, const Around);
-static Kernel kernel_of(int which) {
-  static const Kernel all[] = {exchange_int32_told,      exchange_int32_marked, exchange_bfloat16_told,
-                               exchange_bfloat16_marked, exchange_placed_told,  exchange_placed_marked};
-  return all[which];
-}
+static const Kernel kernel_of[] = {KERNELS};
 
 // Each device's kernels, one behind the other; whether all end within so many steps. A device of speed 0 never comes.
 extern "C" bool run(int count, int kernels, int threads, const Exchange* told, const Around* arounds, const int* blocks,
@@ -177,7 +178,7 @@ extern "C" bool run(int count, int kernels, int threads, const Exchange* told, c
         int at = device->kernel;
         const Exchange& moved = told[at * count + number];
         const Around& around = arounds[at * count + number];
-        made->body = [=] { kernel_of(which[at])(moved, around); };
+        made->body = [=] { kernel_of[which[at]](moved, around); };
         getcontext(&made->context);
         made->context.uc_stack.ss_sp = made->stack.get();
         made->context.uc_stack.ss_size = 32 << 10;
@@ -209,13 +210,15 @@ class OnHost:
         compiler = shutil.which("g++")
         if compiler is None:
             pytest.skip("no g++, which compiles the kernels for the host")
-        text = source.source()
+        lines = source.source().splitlines(keepends=True)
+        kernel = 'extern "C" __global__'
+        text = "".join(line for line in lines if kernel not in line or any(f" {name}(" in line for name in KERNELS))
         for old, new in ((PRIMITIVES, _PRIMITIVES), *changes):
             assert text.count(old) == 1, f"the kernels' source has {text.count(old)} of {old!r}"
             text = text.replace(old, new)
         for name in HEADERS:
             (folder / name).write_text("")
-        (folder / "kernels.cpp").write_text(_BEFORE + text + _BEHIND)
+        (folder / "kernels.cpp").write_text(_BEFORE + text + _BEHIND.replace("KERNELS", ", ".join(KERNELS)))
         command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-I.", "kernels.cpp", "-o", "kernels.so"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]

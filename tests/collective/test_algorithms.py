@@ -191,7 +191,9 @@ def test_many_dimensions_take_several_boxes() -> None:
 def test_what_is_not_offered_is_refused() -> None:
     with pytest.raises(InputError, match=r"reduce: there is no algorithm copy-engine for it; valid: one-shot"):
         phases("reduce", Algorithm.COPY_ENGINE, (4,), (4,), (0,), 2, 0)
-    with pytest.raises(InputError, match=r"no algorithm is called 'ring'; valid: one-shot, two-shot, copy-engine"):
+    with pytest.raises(
+        InputError, match=r"no algorithm is called 'ring'; valid: one-shot, two-shot, two-step, copy-engine"
+    ):
         Algorithm.of("ring")
 
 

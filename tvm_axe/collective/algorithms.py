@@ -4,6 +4,7 @@
 |---|---|
 | one-shot | all of its result at once, from its peers' slabs; or it writes its own block to theirs |
 | two-shot | of an all-reduce: sums its part of the slabs, and writes the sum to every slab |
+| two-step | of an all-reduce that is an exchange: is sent its part's terms, and sends the sum; else as in two shots |
 | copy-engine | the same, but what is only copied goes by copy engines, which take no processor |
 
 What is only copied goes to, or comes from, the device itself first, then the next one, and so on around the ring: so at
@@ -14,9 +15,11 @@ computes it, so all devices have the same bits, and all algorithms have.
 An all-reduce of B bytes among n devices takes (n-1) B into each device in one shot, and 2 (n-1)/n B in two, of which
 half are written by peers: what has been written has to be seen before the last meeting, which a read has not. So one
 shot is for what is small, or for two devices; never in place, where a device would overwrite what a peer still reads.
+Two steps take as many bytes as two shots. They are for what is neither small nor large, where devices exchange what
+they have (`tvm_axe.collective.cuda.exchange`), and so don't meet before and after.
 
 >>> [str(one) for one in offered("all_reduce", in_place=True)]
-['two-shot', 'copy-engine']
+['two-shot', 'two-step', 'copy-engine']
 >>> (phase,) = phases("all_reduce", Algorithm.ONE_SHOT, (8,), (8,), (), parts=2, rank=1)
 >>> phase.moves[0].target
 Corner(slabs=(1,), shape=(8,), at=(0,))
@@ -46,6 +49,7 @@ class Algorithm(str, Enum):
 
     ONE_SHOT = "one-shot"
     TWO_SHOT = "two-shot"
+    TWO_STEP = "two-step"
     COPY_ENGINE = "copy-engine"
 
     def __str__(self) -> str:
@@ -75,6 +79,8 @@ class Phase(NamedTuple):
     """Whether copy engines do them, where they can, or kernels."""
     onwards: bool = False
     """Whether they read the target, which the phase before wrote, instead of the source."""
+    twice: bool = False
+    """Whether devices that can exchange what they sum do so in two steps instead: each its part, then the sums."""
 
 
 def offered(name: str, in_place: bool) -> tuple[Algorithm, ...]:
@@ -115,8 +121,8 @@ def phases(
     if name != _SUMMED:
         moves = tuple(_from_own_on(moves, parts, rank))
         return [Phase(moves, by_engine=algorithm == Algorithm.COPY_ENGINE)]
-    if algorithm == Algorithm.TWO_SHOT:
-        return [Phase(moves)]
+    if algorithm in (Algorithm.TWO_SHOT, Algorithm.TWO_STEP):
+        return [Phase(moves, twice=algorithm == Algorithm.TWO_STEP)]
     size, everywhere = math.prod(source), tuple(range(parts))
     if algorithm == Algorithm.ONE_SHOT:
         whole = [Corner(slabs, (size,), (0,)) for slabs in (everywhere, (rank,))]

@@ -134,11 +134,12 @@ class CudaEngine(Engine):
             `barriers`, ``"device"`` or ``"host"``: who waits for whom at a barrier; the devices if left out, unless
             some share a GPU, where one that waits would keep the other from running, or the host's memory is between
             some. `collectives`, the algorithm that does all collectives that it is offered for
-            (`algorithms.Algorithm`): ``"one-shot"``, ``"two-shot"``, ``"copy-engine"``; that of the machine's table if
-            left out (`tvm_axe.collective.choice`). Or ``"nccl"``: all collectives go by NCCL; and ``"host"``: where
-            devices don't see each other's memory, through their hosts'. If left out that is so on one host; between
-            hosts it is NCCL, if it is there. With NCCL `timeout` also limits what a command takes. `peers`, a bool:
-            False has no device see another's memory, as where GPUs aren't peers; what the driver says if left out.
+            (`algorithms.Algorithm`): ``"one-shot"``, ``"two-shot"``, ``"two-step"``, ``"copy-engine"``; that of the
+            machine's table if left out (`tvm_axe.collective.choice`). Or ``"nccl"``: all collectives go by NCCL; and
+            ``"host"``: where devices don't see each other's memory, through their hosts'. If left out that is so on one
+            host; between hosts it is NCCL, if it is there. With NCCL `timeout` also limits what a command takes.
+            `peers`, a bool: False has no device see another's memory, as where GPUs aren't peers; what the driver says
+            if left out.
             Ranks of a job take `collectives` and `peers` alone: each has a GPU, in their order on its machine.
 
         Raises

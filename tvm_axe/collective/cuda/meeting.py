@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from tvm_axe.collective.arena import round_up
 from tvm_axe.collective.cuda.driver import call
-from tvm_axe.collective.cuda.exchange import EXCHANGED, GROUP, VECTOR, Exchange
+from tvm_axe.collective.cuda.exchange import EXCHANGED, GROUP, LINE, VECTOR, Exchange
 from tvm_axe.collective.cuda.source import Around
 from tvm_axe.collective.cuda.waiting import BLOCKS, COUNT, MEET, OFF, PRIMITIVES, ROW, SENT
 from tvm_axe.machines import cache, nvcc
@@ -42,13 +43,13 @@ _MAPPED = 2  # CU_MEMHOSTALLOC_DEVICEMAP
 
 
 def _marked(vectors: int) -> int:
-    """The bytes of so many vectors as marked words."""
-    return -(-vectors // GROUP) * (GROUP + 1) * VECTOR
+    """The bytes of so many vectors as marked words, in whole lines."""
+    return round_up(-(-vectors // GROUP), LINE) * (GROUP + 1) * VECTOR
 
 
 def _region(devices: int) -> int:
-    """The bytes that a block has for the marked words of a device: twice its share, as there may be fewer blocks."""
-    return _marked(-(-2 * _MARKED // (max(1, devices - 1) * (ROWS - 1) * VECTOR)))
+    """The bytes that a block has for a device's marked words: for two steps, or twice the share of fewer blocks."""
+    return 2 * _marked(-(-_MARKED // (max(1, devices - 1) * (ROWS - 1) * VECTOR)))
 
 
 WORDS = ROWS * ROW + 2 * (_TOLD + max(n * ROWS * _region(n) for n in range(1, EXCHANGED + 1))) // 4
@@ -137,7 +138,7 @@ class Meeting:
         return Around(*place, self._limit, self._report, self.rank, self.devices, before, after)
 
     def exchange(
-        self, source: int, target: int, nbytes: int, room: int, stride: int = 0
+        self, source: int, target: int, nbytes: int, room: int, stride: int = 0, twice: bool = False
     ) -> tuple[Exchange, int, bool] | None:
         """Return what a kernel is told to exchange bytes, its blocks that move, and whether words are marked.
 
@@ -148,26 +149,31 @@ class Meeting:
         source, target : int
             Addresses of the device's own slabs.
         nbytes : int
-            The bytes that each device sends to each.
+            The bytes that each device sends to each; in two steps, those that all add.
         room : int
             How many blocks may wait at once.
         stride : int
             The bytes from what is for one device to what is for the next; 0 if all are sent the same.
+        twice : bool
+            Whether it is an all-reduce in two steps: devices send each other parts, and then the parts' sums.
         """
         if nbytes <= 0 or self.devices > EXCHANGED or any(n % VECTOR for n in (source, target, nbytes, stride)):
             return None
-        total, sent = nbytes // VECTOR, nbytes * max(1, self.devices - 1)
-        marked, wanted = sent <= _MARKED, -(-sent // _PER_BLOCK)
-        share = -(-total // max(1, min(room - marked, ROWS - marked, wanted)))
+        total, steps = nbytes // VECTOR, 1 + twice
+        part = -(-total // self.devices) if twice else total  # vectors from one device to another, in a step
+        sent = part * VECTOR * max(1, self.devices - 1)
+        marked, wanted = sent <= _MARKED, -(-steps * sent // _PER_BLOCK)
+        share = -(-part // max(1, min(room - marked, ROWS - marked, wanted)))
         # Marks are never where messages without marks were, of which some could look like one.
         start, region = 0, _TOLD // self.devices // ROWS // VECTOR * VECTOR
         if marked:
             start, region = 2 * _TOLD, _region(self.devices)
         half = region * ROWS
-        if (_marked(share) if marked else share * VECTOR) > region:
+        if (steps * _marked(share) if marked else share * VECTOR) > region or (twice and not marked):
             return None
-        told = Exchange(source, target, total, share, stride // VECTOR, 4 * ROWS * ROW + start, half, region)
-        return told, -(-total // share), marked
+        apart = part if twice else stride // VECTOR
+        told = Exchange(source, target, total, share, apart, 4 * ROWS * ROW + start, half, region)
+        return told, -(-part // share), marked
 
     def missing(self) -> list[int]:
         """Return the peers that a meeting was given up for, once the stream has finished."""

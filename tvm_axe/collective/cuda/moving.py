@@ -221,11 +221,11 @@ class Mover:
         part = _parted(phases, source, target, meeting)
         if part is None:
             return False
-        found = meeting.exchange(part.source, part.target, part.nbytes, self._rows, part.stride)
+        found = meeting.exchange(part.source, part.target, part.nbytes, self._rows, part.stride, part.twice)
         if found is None:
             return False
         told, blocks, marked = found
-        name = exchanging(None if part.placed else source.dtype, marked)
+        name = exchanging(None if part.placed else source.dtype, marked, part.twice)
         if name not in self._functions:
             return False
         around = meeting.around(not holds.quietly, holds.before and not holds.loosely)
@@ -271,7 +271,7 @@ def _early(blocks: int, count: int, stream: Any) -> Any:
 class _Part(NamedTuple):
     """What a device gives and gets in an exchange: addresses, the bytes of a part, and how far apart they are.
 
-    What has come is `placed` beside each other, or added.
+    What has come is `placed` beside each other, or added; `twice` if that are parts, whose sums are then sent.
     """
 
     source: int
@@ -279,11 +279,14 @@ class _Part(NamedTuple):
     nbytes: int
     stride: int
     placed: bool
+    twice: bool
 
 
 def _parted(phases: Sequence[Phase], source: Side, target: Side, meeting: Meeting) -> _Part | None:
     """A collective of equal, contiguous parts among all devices as an exchange, if it is one; all find the same."""
     (first, *more), n, me = phases, meeting.devices, meeting.rank
+    if first.twice and n == len(source.slabs) > 1:
+        return _Part(source.slabs[me], target.slabs[me], source.nbytes, 0, placed=False, twice=True)
     counts = {math.prod(move.box) for move in first.moves if math.prod(move.box[: move.outer]) == 1}
     if more or first.by_engine or n < 2 or len(counts) != 1:
         return None
@@ -306,7 +309,7 @@ def _parted(phases: Sequence[Phase], source: Side, target: Side, meeting: Meetin
     for *form, stride, placed in known:
         if form == [views, wholes, dealt]:
             own = [side.slabs[me if is_view else 0] for side, is_view in zip((source, target), views)]
-            return _Part(own[0], own[1], nbytes, stride, placed)
+            return _Part(own[0], own[1], nbytes, stride, placed, twice=False)
     return None
 
 

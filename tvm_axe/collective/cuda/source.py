@@ -249,12 +249,12 @@ template <typename T, typename Wide, int LANES> __device__ void add(const Sum& m
 """
 
 
-def exchanging(dtype: str | None, marked: bool) -> str:
+def exchanging(dtype: str | None, marked: bool, twice: bool = False) -> str:
     """Return the name of the kernel that exchanges and adds elements of a type, or without one places what comes.
 
-    It does so by words that are `marked` or by blocks that tell.
+    It does so by words that are `marked` or by blocks that tell; or `twice`, in two steps, by words that are marked.
     """
-    return f"exchange_{dtype or 'placed'}_{'marked' if marked else 'told'}"
+    return f"exchange_{dtype or 'placed'}_{'twice' if twice else 'marked' if marked else 'told'}"
 
 
 def copying(nbytes: int) -> str:
@@ -285,6 +285,7 @@ def kernels() -> dict[str, str]:
         for marked in (True, False) if dtype in _EXCHANGED else ():
             lanes, given = VECTOR // check_dtype(dtype).itemsize, str(marked).lower()
             bodies[exchanging(dtype, marked)] = f"exchange<{kind}, {wide}, {lanes}, {given}, false>"
+            bodies[exchanging(dtype, True, twice=True)] = f"exchange_twice<{kind}, {wide}, {lanes}>"
     for marked in (True, False):
         bodies[exchanging(None, marked)] = f"exchange<unsigned, unsigned, 4, {str(marked).lower()}, true>"
     return bodies
@@ -294,7 +295,10 @@ def threads(name: str) -> int:
     """Return how many threads a block of a kernel has."""
     if not name.startswith("exchange"):
         return THREADS
-    return WARP + (THREADS // 2 if name.endswith("marked") else THREADS)  # who keeps words of several peers has many
+    if name.endswith("told"):
+        return WARP + THREADS
+    # Who keeps words of several peers has many registers, and at most 256 threads may have more than 168 each.
+    return THREADS // 2 + (0 if name.endswith("twice") else WARP)
 
 
 @functools.cache
@@ -303,7 +307,8 @@ def source(phases: bool = False) -> str:
 
     Of each block and each of the last `exchange.KEPT` exchanges, ``axe_phases`` then has the ticks of the clock when a
     thread that moves began, had number and data, had sent it, had what peers sent, had stored the sum, and ended, as
-    0 to 4 and 7; when the warp that waits had told a peer, 5, and been told, 6; nanoseconds at the first and the last.
+    0 to 4 and 8; in two steps, when it had the sums of the others, 7; when the warp that waits had told a peer, 5, and
+    been told, 6; nanoseconds at the first and the last.
     """
     moved = {"copy": "Pieces", "add": "Sum", "exchange": "Exchange"}
     return (
