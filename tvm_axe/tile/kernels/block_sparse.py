@@ -5,7 +5,10 @@ which, in rows of one width. Of a `torch.nn.attention.flex_attention.BlockMask` 
 
     seen = block_mask.to_dense()  # (batch or 1, heads or 1, rows, columns), whole blocks and cut ones
     counts = seen.sum(-1, dtype=torch.int32)
-    indices = seen.argsort(-1, descending=True, stable=True).int()
+    indices = seen.argsort(dim=-1, descending=True, stable=True).int()
+
+What is in a list is seen whole, but causally, in a window and up to the last key; a `mask_mod` that cuts blocks
+otherwise is another mask.
 
 Sources of such patterns: Child et al., "Generating Long Sequences with Sparse Transformers", 2019; Zaheer et al., "Big
 Bird", 2020; Jiang et al., "MInference", 2024.
