@@ -275,6 +275,7 @@ def group_of(heads: int, kv_heads: int) -> int:
 def attention_knobs(target: Target, problem: Problem) -> Knobs:
     """128 queries and 128 keys at once with wgmma, two warpgroups of 64 rows; what fits elsewhere.
 
+    Heads of more than 128 elements have 64 keys at once: with 128 registers are spilled and no product is deferred.
     On a CPU they are cut evenly, since what is beyond the last is computed as well, where their number is known.
     """
     machine = machine_of(target)
@@ -287,7 +288,7 @@ def attention_knobs(target: Target, problem: Problem) -> Knobs:
         return {"block_m": choose(rows, 32, 64), "block_n": choose(columns, 64, 256)}
     if not machine.by_tensor_cores(problem["dtype"]):
         return {"block_m": choose(64, 32), "block_n": choose(32, 64), "stages": choose(0, 2)}
-    columns = 128 if machine.tensor_cores == "wgmma" else 64
+    columns = 128 if machine.tensor_cores == "wgmma" and problem["dim"] <= 128 else 64
     return {"block_m": choose(128, 64, 192), "block_n": choose(columns, 64, 96, 128, 160), "stages": choose(0, 2, 3)}
 
 
