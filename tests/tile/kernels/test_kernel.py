@@ -78,7 +78,7 @@ def test_unknown_parameters_are_refused():
         (
             "block_sparse_attention",
             {"mask_heads": 3},
-            "1 or 2 sequences, a number of heads that divides 2, and 1 block",
+            "1 or 1 sequences, a number of heads that divides 2, and 1 block",
         ),
         ("block_sparse_attention", {"mask_batch": 3}, "lists of mask_batch=3 sequences"),
         ("block_sparse_attention", {"causal": True, "keys": 8}, "as many keys as queries at least, got 8 for 200"),
