@@ -39,7 +39,10 @@ from tvm_axe.tile.kernels.einsum import Operands
 
 PRODUCT, MEMORY = "TFLOP/s", "GB/s"
 TILELANG = "tilelang"
-IN_TILELANG = ("decode_attention", "mla_decode", "w4a16_matmul", "chunk_state", "chunk_scan", "grouped_matmul")
+IN_TILELANG = (
+    "decode_attention", "block_sparse_attention", "mla_decode", "w4a16_matmul", "chunk_state", "chunk_scan",
+    "grouped_matmul",
+)  # fmt: skip
 """Kernels that `tilelang_programs.candidates` has programs of."""
 
 LAYERS = {"qkv": (6144, 4096), "out": (4096, 4096), "up": (28672, 4096), "down": (4096, 14336)}

@@ -1,4 +1,4 @@
-"""What scripts/bench_gpu.py measures of packed weights, gradients of attention and chunks of tokens, beside PyTorch."""
+"""What scripts/bench_gpu.py measures of packed weights, lists of blocks, attention's gradients and chunks of tokens."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ CHUNKS = {"batch": 8, "length": 4096, "heads": 80, "groups": 1, "dim": 64, "stat
 
 LATENTS = {"batch": 64, "heads": 128, "capacity": 8192, "dim": 512, "rope": 64}
 """Of DeepSeek-V3's attention, one token of each sequence."""
+
+SPARSE = {"batch": 4, "heads": 32, "kv_heads": 8, "queries": 8192, "keys": 8192, "dim": 128}
+"""Attention of which each head sees a part of its own."""
+
+COMPARED = ("w4a16_matmul", "block_sparse_attention", "attention_backward", "mla_decode", "chunk_state", "chunk_scan")
+"""Kernels whose results `compared` looks at."""
 
 Measured = tuple[str, str, dict[str, Any], str, float, bool]
 """A case: its name, the kernel, the problem, the peer, and its work, in bytes or else in floating-point operations."""
@@ -37,6 +43,17 @@ def cases() -> Iterator[Measured]:
             work = 10.0 * 4 * heads * 4096**2 * dim / (2 if causal else 1)  # five products, as FlashAttention-2 counts
             problem = {**shape, "dtype": "bfloat16", "causal": causal}
             yield name, "attention_backward", problem, "cudnn backward", work, False
+    for block, causal in ((128, False), (128, True), (64, True)):
+        width = SPARSE["keys"] // block // 4
+        lists = {"query_block": block, "key_block": block, "width": width}
+        own = {"mask_batch": SPARSE["batch"], "mask_heads": SPARSE["heads"], "causal": causal}
+        problem = {**SPARSE, **lists, **own, "dtype": "bfloat16"}
+        seen = sum(min(width, row + 1) if causal else width for row in range(SPARSE["queries"] // block))
+        work = (
+            4.0 * SPARSE["batch"] * SPARSE["heads"] * seen * block**2 * SPARSE["dim"]
+        )  # of the blocks in lists, whole
+        name = f"sparse 4x32/8x8192x128 of {block}" + (" causal" if causal else "")
+        yield name, "block_sparse_attention", problem, "flex", work, False
     both = LATENTS["dim"] + LATENTS["rope"] + LATENTS["dim"]
     work = 2.0 * LATENTS["batch"] * LATENTS["heads"] * LATENTS["capacity"] * both
     yield "mla 64x128x8192x512", "mla_decode", {**LATENTS, "dtype": "bfloat16"}, "torch", work, False
@@ -58,6 +75,8 @@ def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> No
         made["O"], made["L"], *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             q, k, v, is_causal=problem["causal"]
         )
+    if name == "block_sparse_attention":
+        made["counts"], made["indices"] = listed(problem)
     if name in ("chunk_state", "chunk_scan"):
         heads = problem["heads"]
         made["dt"] = torch.rand_like(made["dt"]) * 0.1
@@ -66,6 +85,50 @@ def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> No
     if name == "chunk_scan":
         c = chunked(problem, made["C"])
         made["CB"] = torch.einsum("zcmgs,zckgs->zcgmk", c, torch.randn_like(c)).contiguous()
+
+
+def listed(problem: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Lists of random blocks; causal ones have the one that the diagonal cuts, and none behind it."""
+    import torch
+
+    block, width = problem["key_block"], problem["width"]
+    rows = problem["queries"] // block
+    likely = torch.rand(problem["mask_batch"], problem["mask_heads"], rows, rows, device="cuda")
+    if problem["causal"]:
+        likely = likely.tril(-1) + 2 * torch.eye(rows, device="cuda")
+    counts = (likely > 0).sum(-1, dtype=torch.int32).clamp(max=width)
+    chosen = likely.topk(width).indices
+    behind = torch.arange(width, device="cuda") >= counts[..., None]
+    indices = chosen.masked_fill(behind, rows).sort(dim=-1).values  # what stands behind is no block
+    return counts, indices.int()
+
+
+def seen_by(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
+    """Which blocks of keys each row of blocks sees."""
+    import torch
+
+    rows = problem["keys"] // problem["key_block"]
+    lead = t["counts"].shape
+    seen = torch.zeros(*lead, rows + 1, dtype=torch.bool, device="cuda")
+    return seen.scatter(-1, t["indices"].long(), True)[..., :rows]
+
+
+def block_mask(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
+    """The same lists as FlexAttention has them: blocks that the diagonal cuts apart from whole ones."""
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    counts, causal = t["counts"], problem["causal"]
+    lead, rows = counts.shape[:2], counts.shape[2]
+    whole = torch.zeros(*lead, rows, rows, dtype=torch.int32, device="cuda")
+    whole[..., : problem["width"]] = t["indices"].clamp(max=rows - 1)
+    cut = torch.zeros_like(whole)
+    cut[..., 0] = torch.arange(rows, device="cuda")  # the last of each list
+    mask = (lambda b, h, q, k: q >= k) if causal else None
+    once = torch.full_like(counts, int(causal))
+    return BlockMask.from_kv_blocks(
+        once, cut, counts - once, whole, BLOCK_SIZE=problem["key_block"], mask_mod=mask, compute_q_blocks=False
+    )
 
 
 def chunked(problem: Mapping[str, Any], tensor: Any) -> Any:
@@ -82,6 +145,15 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
     if name == "mla_decode":
         last = {key: made[key][-1:].double() for key in ("Q", "KV")}
         return made["O"][-1:], attended(problem, last)
+    if name == "block_sparse_attention":
+        block, group, pairs = problem["key_block"], problem["heads"] // problem["kv_heads"], []
+        for h in (0, problem["heads"] - 1):
+            seen = seen_by(problem, made)[-1, h].repeat_interleave(block, 0).repeat_interleave(block, 1)
+            seen = seen.tril() if problem["causal"] else seen
+            q, k, v = (made[each][-1, h if each == "Q" else h // group].double() for each in "QKV")
+            scores = (q @ k.T / math.sqrt(problem["dim"])).masked_fill(~seen, -math.inf)
+            pairs.append((made["O"][-1, h], scores.softmax(-1) @ v))
+        return torch.cat([got for got, _ in pairs]), torch.cat([expected for _, expected in pairs])
     if name == "attention_backward":
         leaves = [made[each][-1, -1].double().requires_grad_() for each in "QKV"]
         scores = leaves[0] @ leaves[1].T / math.sqrt(problem["dim"])
@@ -139,8 +211,10 @@ def scanned(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
 def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[str, Any]], object]]:
     """PyTorch's functions of the same tensors, by the name of the peer."""
     import torch
+    from torch.nn.attention.flex_attention import flex_attention
 
     kept: dict[int, Any] = {}  # what is made at the first call, which is not timed
+    compiled_flex = torch.compile(flex_attention, dynamic=False)  # compiled then, too
 
     def int4pack(t: Mapping[str, Any]) -> object:
         if id(t) not in kept:
@@ -166,10 +240,16 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
             t["dO"], q, k, v, o, l, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, problem["causal"]
         )
 
+    def flex(t: Mapping[str, Any]) -> object:
+        if id(t) not in kept:
+            kept[id(t)] = block_mask(problem, t)
+        return compiled_flex(t["Q"], t["K"], t["V"], block_mask=kept[id(t)], enable_gqa=True)
+
     function = {"chunk_state": states_of, "chunk_scan": scanned, "mla_decode": attended}.get(name)
     return {
         "int4pack": int4pack,
         "decoded": matmul_of_decoded,
         "cudnn backward": cudnn_backward,
+        "flex": flex,
         **({"torch": lambda t: function(problem, t)} if function is not None else {}),
     }

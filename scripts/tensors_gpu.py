@@ -111,7 +111,7 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
         return made["Y"], gated(problem, torch.cat(parts))
     if name == "einsum":
         return made["C"], torch.einsum(equation(problem), made["A"].float(), made["B"].float())
-    if name in ("w4a16_matmul", "attention_backward", "mla_decode", "chunk_state", "chunk_scan"):
+    if name in kernels_gpu.COMPARED:
         return kernels_gpu.compared(name, problem, made)
     scale = made["a_scale"] * made["b_scale"] if "a_scale" in made else 1.0
     return made["C"], made["A"].float() @ made["B"].float().T * scale

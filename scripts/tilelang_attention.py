@@ -1,4 +1,4 @@
-"""Attention of one query over a cache, written in TileLang, which scripts/bench_gpu.py runs beside ours."""
+"""Attention over caches and over lists of blocks, written in TileLang, which scripts/bench_gpu.py runs beside ours."""
 
 import math
 from typing import Any
@@ -84,6 +84,73 @@ def decode_attention(problem: Problem, *, rows: int, keys: int, stages: int, spl
         scratch["no table"] = ((batch, entries), "int32")
     programs = (attend, combined(splits, batch, heads, dim, problem["dtype"]))
     return Written(programs, (given, ("sums", "levels", "O")), scratch)
+
+
+def block_sparse_attention(problem: Problem, *, rows: int, keys: int, stages: int, threads: int) -> Written:
+    """A block takes a tile of queries and loops over its list of blocks of keys; where it is causal each is masked."""
+    batch, heads, kv_heads, queries, length, dim = (
+        problem[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "dim")
+    )
+    query_block, key_block, width, causal = (problem[name] for name in ("query_block", "key_block", "width", "causal"))
+    dtype, factor, group = TYPES[problem["dtype"]], LOG2E / math.sqrt(dim), heads // kv_heads
+    lists, parts = queries // query_block, key_block // keys
+    assert query_block % rows == 0 and key_block % keys == 0 and queries == length
+    assert (problem["mask_batch"], problem["mask_heads"]) == (batch, heads)
+
+    @T.prim_func
+    def attend(
+        Q: T.Tensor((batch, heads, queries, dim), dtype),
+        K: T.Tensor((batch, kv_heads, length, dim), dtype),
+        V: T.Tensor((batch, kv_heads, length, dim), dtype),
+        counts: T.Tensor((batch, heads, lists), T.int32),
+        indices: T.Tensor((batch, heads, lists, width), T.int32),
+        O: T.Tensor((batch, heads, queries, dim), dtype),
+    ):
+        with T.Kernel(queries // rows, heads, batch, threads=threads) as (i, h, b):
+            q = T.alloc_shared((rows, dim), dtype)
+            k = T.alloc_shared((keys, dim), dtype)
+            v = T.alloc_shared((keys, dim), dtype)
+            s = T.alloc_fragment((rows, keys), T.float32)
+            p = T.alloc_fragment((rows, keys), dtype)
+            o = T.alloc_fragment((rows, dim), T.float32)
+            top = T.alloc_fragment((rows,), T.float32)
+            before = T.alloc_fragment((rows,), T.float32)
+            shrink = T.alloc_fragment((rows,), T.float32)
+            row = T.alloc_fragment((rows,), T.float32)
+            total = T.alloc_fragment((rows,), T.float32)
+            T.copy(Q[b, h, i * rows : (i + 1) * rows, :], q)
+            T.clear(o)
+            T.clear(total)
+            T.fill(top, -1e30)
+            own = i * rows // query_block
+            for j in T.Pipelined(counts[b, h, own] * parts, num_stages=stages):
+                first = indices[b, h, own, j // parts] * key_block + j % parts * keys
+                T.copy(K[b, h // group, first : first + keys, :], k)
+                if causal:
+                    for x, y in T.Parallel(rows, keys):
+                        s[x, y] = T.if_then_else(i * rows + x >= first + y, T.float32(0), T.float32(-1e30))
+                else:
+                    T.clear(s)
+                T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                T.copy(top, before)
+                T.reduce_max(s, top, dim=1, clear=False)
+                for x in T.Parallel(rows):
+                    shrink[x] = T.exp2((before[x] - top[x]) * factor)
+                for x, y in T.Parallel(rows, keys):
+                    s[x, y] = T.exp2(s[x, y] * factor - top[x] * factor)
+                T.reduce_sum(s, row, dim=1)
+                for x in T.Parallel(rows):
+                    total[x] = total[x] * shrink[x] + row[x]
+                for x, y in T.Parallel(rows, dim):
+                    o[x, y] = o[x, y] * shrink[x]
+                T.copy(s, p)
+                T.copy(V[b, h // group, first : first + keys, :], v)
+                T.gemm(p, v, o, policy=T.GemmWarpPolicy.FullRow)
+            for x, y in T.Parallel(rows, dim):
+                o[x, y] = o[x, y] / T.max(total[x], 1e-30)
+            T.copy(o, O[b, h, i * rows : (i + 1) * rows, :])
+
+    return Written((attend,), (("Q", "K", "V", "counts", "indices", "O"),))
 
 
 def mla_decode(problem: Problem, *, rows: int, keys: int, stages: int, splits: int, threads: int) -> Written:

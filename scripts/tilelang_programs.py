@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tilelang.language as T
-from tilelang_attention import decode_attention, mla_decode
+from tilelang_attention import block_sparse_attention, decode_attention, mla_decode
 from tilelang_written import F32, LOG2E, TYPES, Knobs, Problem, Written, every
 
 # ---- Weights of four bits ----------------------------------------------------------------------------------------
@@ -290,6 +290,12 @@ def candidates(kernel: str, problem: Problem) -> Iterator[tuple[Callable[..., Wr
         for knobs in every(rows=(64,), keys=(64, 128), stages=(2, 3), splits=splits):
             if page % knobs["keys"] == 0:
                 yield decode_attention, knobs
+    elif kernel == "block_sparse_attention":
+        blocks = {"rows": (64, 128), "keys": (64, 128)}
+        for knobs in every(**blocks, stages=(1, 2), threads=(128, 256)):
+            whole = problem["query_block"] % knobs["rows"] == 0 and problem["key_block"] % knobs["keys"] == 0
+            if whole and knobs["threads"] == 2 * knobs["rows"]:
+                yield block_sparse_attention, knobs
     elif kernel == "mla_decode":
         splits = (1, 2) if problem["batch"] * problem["heads"] >= 64 * 64 else (4, 8)
         for knobs in every(rows=(64,), keys=(32, 64), stages=(1, 2), splits=splits, threads=(256,)):

@@ -208,6 +208,41 @@ def chained(m: int, n: int, branch: bool = False) -> tirx.PrimFunc:
     return func
 
 
+def listed(which: int) -> tirx.PrimFunc:
+    """O = (Q K^T rounded) V over the blocks of keys in a list of counts[which], which may have none; scores are cut."""
+
+    @T.prim_func
+    def func(
+        Q: T.Buffer((128, 64), "float16"),
+        K: T.Buffer((512, 64), "float16"),
+        V: T.Buffer((512, 64), "float16"),
+        counts: T.Buffer((3,), "int32"),
+        indices: T.Buffer((8,), "int32"),
+        O: T.Buffer((128, 64), "float16"),
+    ):
+        with tile.kernel(1):
+            q = tile.shared((128, 64), "float16")
+            k = tile.shared((64, 64), "float16")
+            v = tile.shared((64, 64), "float16")
+            s = tile.fragment((128, 64), "float32")
+            p = tile.fragment((128, 64), "float16")
+            o = tile.fragment((128, 64), "float32")
+            tile.copy(Q[0, 0], q)
+            tile.fill(o, 0)
+            for j in tile.pipelined(counts[which]):
+                tile.copy(K[indices[j] * 64, 0], k)
+                tile.copy(V[indices[j] * 64, 0], v)
+                tile.gemm(q, k, s, transpose_b=True, accumulate=False)
+                if indices[j] > 1:
+                    with tile.parallel(128, 64) as (x, y):
+                        s[x, y] = T.max(s[x, y], T.float32(0))
+                tile.copy(s, p)
+                tile.gemm(p, v, o)
+            tile.copy(o, O[0, 0])
+
+    return func
+
+
 def scaled(rows: int, columns: int, dtype: str = "float16", steps: int = 5, stages: int | None = None) -> tirx.PrimFunc:
     """C = A A^T summed over the steps; D sums small tiles of S, one a step, of any size."""
 

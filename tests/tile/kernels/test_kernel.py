@@ -75,6 +75,14 @@ def test_unknown_parameters_are_refused():
         ("attention", {"window": 0}, "window is 1 key or more of a causal query, got 0"),
         ("packed_attention", {"window": 8, "causal": False}, "of a causal query, got 8 with causal=False"),
         ("decode_attention", {"kv_heads": 3}, "kv_heads divides heads, got 3 of 8"),
+        (
+            "block_sparse_attention",
+            {"mask_heads": 3},
+            "1 or 1 sequences, a number of heads that divides 2, and 1 block",
+        ),
+        ("block_sparse_attention", {"mask_batch": 3}, "lists of mask_batch=3 sequences"),
+        ("block_sparse_attention", {"causal": True, "keys": 8}, "as many keys as queries at least, got 8 for 200"),
+        ("block_sparse_attention", {"window": 8}, "of a causal query, got 8 with causal=False"),
         ("mla_decode", {"scale": 0.0}, "scale is from"),
         ("decode_attention", {"page": 16, "pages": 9}, "keys that divides capacity, 1000"),
         ("decode_attention", {"page": 8, "pages": 0}, "pages=0 of page=8 keys; valid are one or more"),
@@ -135,8 +143,32 @@ def test_a_causal_loop_over_keys_has_no_mask():
     (program,) = KERNELS["attention"].recipe(HOPPER, {**problem, "causal": True}).programs
     turn, masked = 'T.uint32(256), "", "sync"', "-1267650600228229401496703205376.0"  # with turns the loop begins
     before, _, after = tile.lower(program, HOPPER).script().partition(turn)
-    assert before.count(masked) == 2  # the first maximum, and the mask of the first block
+    assert before.count(masked) == 1  # the mask of the first block
     assert masked not in after
+
+
+@pytest.mark.parametrize(
+    "queries, keys, dim", [(128, 128, 64), (256, 512, 128), (128, 128, 256), (64, 128, 128), (64, 64, 256)]
+)
+def test_lists_of_blocks_are_as_fast_as_loops_that_are_known(queries, keys, dim):
+    """Loads by TMA, two slots at least, the second product deferred, though nobody knows how many blocks there are."""
+    kernel = KERNELS["block_sparse_attention"]
+    problem = {**kernel.cases[1], "queries": 1024, "keys": 1024, "dim": dim, "query_block": queries, "key_block": keys}
+    text = tile.explain(kernel.recipe(HOPPER, problem).programs[0], HOPPER)
+    assert "deferred by an iteration" in text and "schedule:" not in text and "slow" not in text
+    assert all(int(count) >= 2 for count in re.findall(r"circular buffer of [kv]: (\d+) slots", text))
+    assert ("blocks: 2 a multiprocessor" in text) == (queries == 64 and dim < 256)
+
+
+def test_tiles_are_parts_of_blocks():
+    kernel = KERNELS["block_sparse_attention"]
+    problem = {**kernel.cases[0], "query_block": 96, "key_block": 80}
+    found = kernel.parameters(HOPPER, problem)
+    assert (found["block_m"][0], found["block_n"]) == (96, (80,))
+    with pytest.raises(
+        TileError, match="tiles of 64 queries and 80 keys; valid are numbers that divide query_block=96"
+    ):
+        kernel.recipe(HOPPER, problem, block_m=64)
 
 
 def test_tiles_of_keys_go_together_with_pages():

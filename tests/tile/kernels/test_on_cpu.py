@@ -15,7 +15,8 @@ CASES = [
     ("chunk_state", 1), ("chunk_state", 2), ("chunk_state", 3), ("chunk_scan", 1), ("chunk_scan", 2), ("chunk_scan", 3),
     ("w4a16_matmul", 1), ("w4a16_matmul", 2), ("w4a16_matmul", 3),
     ("attention", 0), ("attention", 2), ("attention", 9), ("attention", 10), ("attention", 11), ("packed_attention", 0),
-    ("packed_attention", 3), ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6),
+    ("packed_attention", 3), ("block_sparse_attention", 1), ("block_sparse_attention", 2),
+    ("block_sparse_attention", 3), ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6),
     ("decode_attention", 7), ("decode_attention", 8), ("mla_decode", 0), ("mla_decode", 1), ("mla_decode", 2),
     ("rms_norm", 1), ("softmax", 3), ("topk_gating", 1), ("topk_gating", 2), ("topk_gating", 5), ("transpose", 1),
 ]  # fmt: skip

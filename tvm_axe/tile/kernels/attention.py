@@ -33,9 +33,13 @@ from tvm_axe.tile.kernels.kernel import (
 )
 
 MASKED = -(2.0**100)
-"""The score of a key that a query doesn't see: its weight is 0 as soon as the query has seen one. (With an infinity,
-those that have seen none would subtract infinities; with anything but a power of two, a multiply-add of it and `scale`
-would leave the product's rounding error, which is enough for an infinite weight.)"""
+"""The score of a key that a query doesn't see. (With an infinity, queries that have seen none would subtract
+infinities; with anything but a power of two, a multiply-add of it and `scale` would leave the product's rounding error,
+which is enough for an infinite weight.)"""
+
+UNSEEN = MASKED / 2
+"""The largest score before a query has seen a key: far below every score and far above `MASKED`, whose weight is 0 so
+from the beginning. It is a power of two for the same reason."""
 
 SCALES = (2.0**-20, 2.0**20)
 """The least and the largest scale of scores: `MASKED` by it is far from every score, and no infinity."""
@@ -65,7 +69,7 @@ def begin(o: Any, top: Any, total: Any, sink: Any, scale: float) -> None:
     tile.fill(o, 0)
     if sink is None:
         tile.fill(total, 0)
-        tile.fill(top, MASKED)
+        tile.fill(top, UNSEEN)
     else:
         tile.fill(total, 1)
         tile.fill(top, sink * T.float32(1 / scale))
@@ -271,6 +275,7 @@ def group_of(heads: int, kv_heads: int) -> int:
 def attention_knobs(target: Target, problem: Problem) -> Knobs:
     """128 queries and 128 keys at once with wgmma, two warpgroups of 64 rows; what fits elsewhere.
 
+    Heads of more than 128 elements have 64 keys at once: with 128 registers are spilled and no product is deferred.
     On a CPU they are cut evenly, since what is beyond the last is computed as well, where their number is known.
     """
     machine = machine_of(target)
@@ -283,7 +288,7 @@ def attention_knobs(target: Target, problem: Problem) -> Knobs:
         return {"block_m": choose(rows, 32, 64), "block_n": choose(columns, 64, 256)}
     if not machine.by_tensor_cores(problem["dtype"]):
         return {"block_m": choose(64, 32), "block_n": choose(32, 64), "stages": choose(0, 2)}
-    columns = 128 if machine.tensor_cores == "wgmma" else 64
+    columns = 128 if machine.tensor_cores == "wgmma" and problem["dim"] <= 128 else 64
     return {"block_m": choose(128, 64, 192), "block_n": choose(columns, 64, 96, 128, 160), "stages": choose(0, 2, 3)}
 
 
@@ -324,8 +329,9 @@ def attend(
     scale: float | None = None,
     window: int | None = None,
     sink: float | None = None,
+    seen: np.ndarray | None = None,
 ) -> tuple[Expected, Expected]:
-    """O and L of one head, (queries, dim) and (queries,), in float64.
+    """O and L of one head, (queries, dim) and (queries,), in float64; of keys that are `seen`, (queries, keys), alone.
 
     A score is a sum of dim products, off by `score` at most; a weight changes by as much, relatively, and its type
     rounds it once, or twice with the exponential; the average's slack is that of weights that far off.
@@ -336,15 +342,15 @@ def attend(
         rows, columns = np.indices(scores.shape)
         last = rows + len(k) - len(q)
         scores[(columns > last) | (columns <= last - (window or len(k) + 1))] = -np.inf
+    if seen is not None:
+        scores[~seen] = -np.inf
     if sink is not None:
         scores = np.concatenate([scores, np.full((len(q), 1), sink)], axis=1)
         v = np.concatenate([v, np.zeros_like(v, shape=(1, v.shape[1]))])
-    elif not len(k):
-        empty = np.zeros(len(q))
-        return Expected(np.zeros_like(q), np.zeros_like(q)), Expected(empty - np.inf, empty)
-    top = scores.max(axis=1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(axis=1, keepdims=True)
+    top = scores.max(axis=1, keepdims=True, initial=-np.inf)
+    nothing = np.isneginf(top)
+    weights = np.exp(scores - np.where(nothing, 0.0, top))
+    total = np.where(nothing, 1.0, weights.sum(axis=1, keepdims=True))  # of nothing zeros are the average
     exact = ROUNDING["float32"]
     # The sum of |q k| is at most |q| |k|; exp2's argument is of that size too, in float32.
     size = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1).max(initial=0.0) * scale + abs(sink or 0.0)
@@ -352,7 +358,8 @@ def attend(
     off = 2 * score + (2 * ROUNDING[dtype] if dtype != "float32" else 0.0) + exact * (4 * len(k) + 16)
     slack = rounding_slack(dtype, off, weights / total @ np.abs(v))
     l = np.log(total) + top
-    return Expected(weights / total @ v, slack), Expected(l[:, 0], (off + 2 * exact * (1 + np.abs(l)))[:, 0])
+    l_slack = np.where(nothing, 0.0, off + 2 * exact * (1 + np.abs(l)))
+    return Expected(weights / total @ v, slack), Expected(l[:, 0], l_slack[:, 0])
 
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:

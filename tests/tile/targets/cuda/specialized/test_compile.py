@@ -29,6 +29,7 @@ PROGRAMS = [
     programs.batched(2, 256, 64, 256),  # a loop that may have no iteration
     KERNELS["stream_k_matmul"].recipe(HOPPER, KERNELS["stream_k_matmul"].cases[1]).programs[1],
     KERNELS["gathered_matmul"].recipe(HOPPER, KERNELS["gathered_matmul"].cases[2]).programs[2],  # behind a branch
+    programs.listed(0),
     *(
         program
         for causal in (False, True)

@@ -17,7 +17,7 @@ from tvm_axe.tile.targets.cuda.specialized.events import Roles
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.progress import Stall, all_ways, find_stall, run
 from tvm_axe.tile.targets.cuda.specialized.schedule import schedule
-from tvm_axe.tile.targets.cuda.specialized.steps import Acquire, Given, PingPong, Release, Repeat, Sync
+from tvm_axe.tile.targets.cuda.specialized.steps import Acquire, Given, Guard, PingPong, Release, Repeat, Sync
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -169,7 +169,7 @@ def shuffled(steps, draw):
 
     def look(body, path):
         for at, step in enumerate(body):
-            if isinstance(step, (Repeat, Given)):
+            if isinstance(step, (Repeat, Given, Guard)):
                 look(step.body, (*path, at))
             if isinstance(step, (Acquire, Release, PingPong, Sync)):
                 places.append((*path, at))
@@ -191,6 +191,7 @@ SMALL = [
     programs.attention(1, 1, 256),
     programs.attention(1, 1, 384, block=(64, 128)),
     programs.chained(128, 192),
+    programs.listed(0),
     programs.through_shared(128, 128, 128),
 ]
 

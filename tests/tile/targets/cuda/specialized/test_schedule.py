@@ -6,7 +6,7 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.tile.targets.cuda.specialized import buffers
 from tvm_axe.tile.targets.cuda.specialized.schedule import schedule
-from tvm_axe.tile.targets.cuda.specialized.steps import Await, Choose, Given, Issue, PingPong, Release, Repeat
+from tvm_axe.tile.targets.cuda.specialized.steps import Await, Choose, Given, Guard, Issue, PingPong, Release, Repeat
 
 
 def scheduled(func, slots=2, turns=True):
@@ -154,6 +154,16 @@ def test_a_deferred_product_sets_its_accumulator_the_first_time():
     once = scheduled(programs.chained(128, 64))
     (last,) = (step for step in once.steps if isinstance(step, Issue) and step.gemm.c.tile.name == "o")
     assert not bool(last.accumulate)
+
+
+def test_a_product_of_a_loop_that_may_not_run_is_deferred_where_it_runs():
+    """All of it is under one condition, and nothing is in flight behind."""
+    made = scheduled(programs.listed(0))
+    assert made.deferred and not made.folded
+    (guard,) = (step for step in made.steps if isinstance(step, Guard))
+    assert [type(step).__name__ for step in guard.body] == ["Given", "Repeat", "Acquire", "Issue", "Await", "Release"]
+    assert lines((guard,))[0] == "if counts[0] > 0:"
+    assert not any(isinstance(step, Issue | Await) for step in made.steps)
 
 
 def test_products_under_a_branch_are_done_at_its_end():

@@ -27,6 +27,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Define,
     Do,
     Given,
+    Guard,
     Issue,
     PingPong,
     Release,
@@ -130,6 +131,9 @@ def by_steps(program, slots, steps, loaded):
                 state.do(step.node, names)
             elif isinstance(step, Given):
                 run(step.body, {**names, step.var: value(step.value, names)})
+            elif isinstance(step, Guard):
+                if value(step.extent, names) > 0:
+                    run(step.body, names)
             elif isinstance(step, Repeat):
                 start, extent = value(step.start, names), value(step.extent, names)
                 for at in range(start, start + extent):
@@ -159,6 +163,7 @@ PROGRAMS = {
     "chained": programs.chained(128, 256),
     "chained once": programs.chained(128, 64),
     "under a branch": programs.chained(128, 320, branch=True),
+    **{f"a list of {count}": programs.listed(count) for count in range(3)},  # as its count is drawn
     "read the other way round": interleaved("as", "si"),
     "a barrier of two apart": interleaved("abs", "sg"),
     "a third between": interleaved("asb", "yhg"),

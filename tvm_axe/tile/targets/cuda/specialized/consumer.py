@@ -25,6 +25,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Define,
     Do,
     Given,
+    Guard,
     Issue,
     PingPong,
     Release,
@@ -162,6 +163,10 @@ class Consumer:
     def given(self, step: Given, values: Values) -> None:
         self.steps(step.body, values | {step.var: substitute_in(step.value, values)})
 
+    def guard(self, step: Guard, values: Values) -> None:
+        with when(self.expression(step.extent, values) > 0):
+            self.steps(step.body, values)
+
     def repeat(self, step: Repeat, values: Values) -> None:
         start, extent = (self.expression(value, values) for value in (step.start, step.extent))
         with when(extent > 0 if step.behind else None):
@@ -290,6 +295,7 @@ _STEPS: TypeTable[Callable[[Consumer, Any, Values], Values | None]] = TypeTable(
         Define: Consumer.define,
         Do: Consumer.do,
         Given: Consumer.given,
+        Guard: Consumer.guard,
         Issue: Consumer.issue,
         PingPong: Consumer.ping_pong,
         Release: Consumer.release,

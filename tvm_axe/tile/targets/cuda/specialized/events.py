@@ -27,6 +27,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Define,
     Do,
     Given,
+    Guard,
     Issue,
     PingPong,
     Release,
@@ -272,6 +273,11 @@ class _Consumer:
         self.around[loop] = self.roles.conditions.behind(step.value, loop.start, step)
         self.run(step.body)
 
+    def guard(self, step: Guard) -> None:
+        loop = self.roles.conditions.loops[step.var]
+        if self.way(loop) + self.roles.conditions.behind(step.extent, loop.extent, step) > 0:
+            self.run(step.body)
+
     def repeat(self, step: Repeat) -> None:
         conditions = self.roles.conditions
         loop = conditions.loops[step.var]
@@ -300,6 +306,7 @@ _EVENTS: TypeTable[Callable[[_Consumer, Any], None]] = TypeTable(
         Define: _Consumer.nothing,
         Do: _Consumer.do,
         Given: _Consumer.given_value,
+        Guard: _Consumer.guard,
         Issue: _Consumer.nothing,
         PingPong: _Consumer.ping_pong,
         Release: _Consumer.release,

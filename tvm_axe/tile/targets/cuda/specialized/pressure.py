@@ -15,6 +15,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Define,
     Do,
     Given,
+    Guard,
     Issue,
     PingPong,
     Release,
@@ -60,6 +61,10 @@ class _Uses:
     def given(self, step: Given) -> tuple[Uses, ...]:
         return self.body(step.body)
 
+    def guard(self, step: Guard) -> tuple[Uses, ...]:
+        """It leaves nothing in flight, so what is behind it is the same either way."""
+        return (Either((self.body(step.body), ())),)
+
     def repeat(self, step: Repeat) -> tuple[Uses, ...]:
         """A loop, with what an iteration before has left in flight."""
         self.body(step.body)
@@ -84,6 +89,7 @@ _USES: TypeTable[Callable[[_Uses, Any], tuple[Uses, ...]]] = TypeTable(
         Define: _Uses.define,
         Do: _Uses.do,
         Given: _Uses.given,
+        Guard: _Uses.guard,
         Issue: _Uses.issue,
         PingPong: _Uses.nothing,
         Release: _Uses.nothing,

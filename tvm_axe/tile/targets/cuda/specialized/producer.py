@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tvm.script import tirx as T
+
+from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import Copy, Gemm, Node, Wait
 from tvm_axe.tile.regions import Region
@@ -45,12 +48,15 @@ class Producer(OneThread):
     def load(self, copy: Copy, values: Values) -> None:
         """Emit a load into a slot; the first into one waits until it is empty."""
         buffer = self.owner[copy]
+        start = tuple(substitute_in(start, values) for start in copy.src.start)
+        # Where data say from where, they are asked once, and before the wait for a slot.
+        start = tuple(T.bind(value) if loads_in(value) else value for value in start)
         cursor, full = self.cursors[buffer], self.context.full[buffer]
         if copy in self.opens:
             with self.waits.around(f"a free slot of {buffer.name}"):
                 cursor.take(self.context.empty[buffer])
             full.expect(cursor.slot, buffer.bytes)
-        tile, start = copy.dst.tile, tuple(substitute_in(start, values) for start in copy.src.start)
+        tile = copy.dst.tile
         source = Region(copy.src.tile, start, copy.src.extents)
         tma.load(tile, self.context.tiles[tile], cursor.slot, source, full.at(cursor.slot), tile in self.rounded)
 

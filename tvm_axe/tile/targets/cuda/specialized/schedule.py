@@ -50,6 +50,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Define,
     Do,
     Given,
+    Guard,
     Issue,
     PingPong,
     Release,
@@ -377,10 +378,25 @@ class _Scheduler:
             return None
         if not all(region.whole for region in (last.a, last.b, last.c)) or c in nodes[firsts[0]].reads:
             return None
-        return (firsts[0], last) if self.analyzer.can_prove(loop.extent >= 1) else None
+        return firsts[0], last
 
     def defer(self, loop: Loop, deferral: tuple[int, Gemm]) -> None:
-        """first without its last product; then for the others: first product, last one of before, the rest; last."""
+        """first without its last product; then for the others: first product, last one of before, the rest; last.
+
+        All of it under a condition if the loop may have no iteration, with nothing in flight behind.
+        """
+        if self.analyzer.can_prove(loop.extent >= 1):
+            self.rotate(loop, deferral)
+            return
+        outer, self.steps, before = self.steps, [], set(self.touched)
+        self.rotate(loop, deferral)
+        self.settle(len(self.flights))
+        self.steps, steps = outer, self.steps
+        self.touched |= before
+        self.steps.append(Guard(loop.var, loop.extent, tuple(steps)))
+
+    def rotate(self, loop: Loop, deferral: tuple[int, Gemm]) -> None:
+        """The loop's steps with its last product deferred; that of its last iteration is in flight behind them."""
         at, last = deferral
         nodes = tuple(node for node in loop.body if node not in self.loads)
         self.deferred.append((last, loop))

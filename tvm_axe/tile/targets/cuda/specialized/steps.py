@@ -117,6 +117,18 @@ class Given:
 
 
 @dataclass(frozen=True, eq=False)
+class Guard:
+    """`body`, which is what becomes of the loop of `var`, if that has an iteration: `extent` is how many it has."""
+
+    var: tirx.Var
+    extent: tirx.Expr
+    body: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return _block(f"if {self.extent} > 0", self.body)
+
+
+@dataclass(frozen=True, eq=False)
 class Repeat:
     """A loop of `extent` iterations from `start` on, and `behind` it what is done if it has any."""
 
@@ -143,7 +155,7 @@ class Choose:
         return _block(f"if {self.condition}", self.then) + (_block("\nelse", self.otherwise) if self.otherwise else "")
 
 
-Step = Acquire | Release | Issue | Await | Sync | PingPong | Do | Define | Given | Repeat | Choose
+Step = Acquire | Release | Issue | Await | Sync | PingPong | Do | Define | Given | Guard | Repeat | Choose
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:
@@ -159,6 +171,7 @@ _BODIES: TypeTable[Callable[[Any], tuple[tuple[Step, ...], ...]]] = TypeTable(
     {
         **dict.fromkeys((Acquire, Release, Issue, Await, Sync, PingPong, Do, Define), lambda step: ()),
         Given: lambda step: (step.body,),
+        Guard: lambda step: (step.body,),
         Repeat: lambda step: (step.body, step.behind),
         Choose: lambda step: (step.then, step.otherwise),
     },
