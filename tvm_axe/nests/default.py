@@ -21,6 +21,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.machines import backend_of
+from tvm_axe.nests.conditions import with_conditions_inside
 from tvm_axe.nests.contraction import Contraction, is_own_nest
 from tvm_axe.nests.forms import Change, Forms, forms_of, possible
 from tvm_axe.nests.loops import is_loops, loop_schedules
@@ -54,12 +55,14 @@ def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[
     tuned : collection of str
         The names of functions that are as a record has them.
     """
-    unscheduled = {
-        variable: func
+    on_host = backend_of(target).on_host
+    functions = {
+        variable: func if on_host or why_unschedulable(func) is not None else with_conditions_inside(func)
         for variable, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned and is_unscheduled(func)
+        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned
     }
-    if backend_of(target).on_host:
+    unscheduled = {variable: func for variable, func in functions.items() if is_unscheduled(func)}
+    if on_host:
         found = {variable: _scheduled(func, target) for variable, func in unscheduled.items()}
     else:
         found = _by_upstream({v: func for v, func in unscheduled.items() if math.isinf(_operations(func))}, target)
