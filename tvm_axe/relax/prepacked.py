@@ -22,6 +22,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 import tvm
 import tvm_ffi
@@ -149,7 +150,7 @@ class _Made:
 
     def _stored(self, value: relax.Expr) -> Iterator[relax.Var]:
         """The variables that a call stores to; more than once those of which that isn't known."""
-        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+        if _is_kernel(value):
             written = _written(self.module[value.op])
             yield from (arg for at, arg in enumerate(value.args) if at in written)
         else:
@@ -162,7 +163,7 @@ class _Made:
         calls: dict[relax.Call, relax.Call] = {}
         for binding in self.bindings:
             call = binding.value
-            if not (isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.GlobalVar)):
+            if not _is_kernel(call):
                 continue
             found = self._made(call)
             if found:
@@ -173,7 +174,10 @@ class _Made:
         if not made:
             return self.func, self.function
         read = [arg for binding in self.bindings if binding.var in gone for arg in binding.value.args]
-        return _rewritten(self.func, self.function, calls, self.views, gone, read)
+        # Each step with a function is a call of a kernel, in order; behind them results are copied.
+        kernels = (binding.var for binding in self.bindings if _is_kernel(binding.value))
+        steps = tuple(step for step in self.function.steps if step.func is None or next(kernels) not in gone)
+        return _rewritten(self.func, replace(self.function, steps=steps), calls, self.views, gone, read)
 
     def _made(self, call: relax.Call) -> dict[relax.Var, relax.Var]:
         """The parameters in the place of what a call makes of weights alone; empty if it doesn't."""
@@ -250,7 +254,8 @@ class _Packs:
         outs = [func.params[at] for at in sorted(_written(func))]
         names = [f"{', '.join(sources)} by {packer}{f'_{at}' if at else ''}" for at in range(len(outs))]
         made = tuple(Placed(own, tuple(map(int, out.shape)), str(out.dtype), ()) for own, out in zip(names, outs))
-        self.made[(packer, *sources)] = Pack(packer, tuple(sources), tuple(axes), made)
+        key = packer, *sources
+        self.made[key] = Pack(packer, tuple(sources), tuple(axes), made)
         return self._taken(made, views)
 
     @staticmethod
@@ -303,11 +308,16 @@ def _as_param(param: tirx.Var) -> relax.Var:
     return relax.Var(str(param.name), relax.TensorType(list(param.shape), str(param.dtype)))
 
 
+def _is_kernel(value: relax.Expr) -> TypeGuard[relax.Call]:
+    """Whether a value is a call of a kernel."""
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar)
+
+
 def _calls(func: relax.Function) -> Iterator[relax.Call]:
     """The calls of kernels."""
     for block in func.body.blocks:
         for binding in block.bindings:
-            if isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.GlobalVar):
+            if _is_kernel(binding.value):
                 yield binding.value
 
 
