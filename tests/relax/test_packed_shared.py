@@ -149,3 +149,14 @@ def test_a_gpus_share_is_the_kernel(form: str) -> None:
     assert products and all("s_tir" not in (func.attrs or {}) for func in products)
     assert not any("NT_matmul" in str(variable.name_hint) for variable in lowered.get_global_vars())
     builder.build_program(lowered, GPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("form", "devices", "inner"), [("bytes", 2, EVEN), ("words", 2, EVEN), ("awq", 3, UNEVEN)])
+def test_on_gpus(form: str, devices: int, inner: int, packed: bool, on_gpus: Any) -> None:
+    exe: Any = axe.compile(
+        layer(form, inner, "float16"), mesh={"tp": devices}, target="cuda", work_dir=None, pack_weights=packed
+    )
+    with axe.launch(exe.mesh, engine="cuda", **on_gpus(devices)) as of_gpus:
+        compared(exe, of_gpus, form, inner, "float16")

@@ -21,6 +21,7 @@ from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache
 import tvm_axe as axe
 from tvm_axe.analysis.tree import has_threads
 from tvm_axe.collective.calls import WORKERS
+from tvm_axe.collective.repeating import repeats
 from tvm_axe.executable import Session
 from tvm_axe.machines import backend_of, resolve_target
 from tvm_axe.relax import share_model
@@ -220,6 +221,7 @@ def test_a_gpu_has_functions_of_its_own_heads() -> None:
     """Those that upstream makes for that many, and that target; the others get threads, and compile to a cubin."""
     exe = axe.compile(exported("create", of=WIDE, target=GPU), mesh={"tp": 4}, target=GPU, work_dir=None)
     assert "2, 1, 64, 64," in exe.module["create"].script()
+    assert not repeats(exe.runnable)  # a graph would hold a page table
     kernels = {str(var.name_hint): func for var, func in exe.runnable.functions_items() if type(func) is tirx.PrimFunc}
     assert len(kernels) == 14 and all(map(has_threads, kernels.values()))
     small = exported("create", of=dataclasses.replace(WIDE, heads=2, groups=1), target=GPU)
