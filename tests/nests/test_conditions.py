@@ -42,6 +42,24 @@ def test_a_cache_takes_the_tokens_that_it_has_room_for() -> None:
 
 
 @T.prim_func(s_tir=True)
+def chosen(A: T.Buffer((300,), "int32"), B: T.Buffer((300, 5), "int32"), C: T.Buffer((300, 5), "int32")):
+    for i in range(300):
+        if A[i] > 0:
+            for j in range(5):
+                if B[i, j] != 3:
+                    with T.sblock("copies"):
+                        vi, vj = T.axis.remap("SS", [i, j])
+                        C[vi, vj] = B[vi, vj] + vj
+
+
+def test_conditions_of_known_extents_too() -> None:
+    rng = np.random.default_rng(4)
+    a, b, c = (rng.integers(0, 6, shape).astype("int32") for shape in ((300,), (300, 5), (300, 5)))
+    want = np.where((a[:, None] > 2) & (b != 3), b + np.arange(5), c)
+    np.testing.assert_array_equal(computed(bound(scheduled(chosen)), [a - 2, b, c])[2], want)
+
+
+@T.prim_func(s_tir=True)
 def marks(a: T.handle, b: T.handle):
     n = T.int64()
     A, B = T.match_buffer(a, (n,), "int32"), T.match_buffer(b, (n,), "int32")

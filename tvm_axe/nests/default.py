@@ -44,7 +44,8 @@ def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[
     """The module with a schedule for each of its functions that nobody scheduled.
 
     On a GPU these are functions with symbolic extents alone, by upstream's rules (`tvm.s_tir.dlight`): others get their
-    threads when they are built (`tvm_axe.machines.threads`).
+    threads when they are built (`tvm_axe.machines.threads`). Blocks of both have their conditions in them
+    (`tvm_axe.nests.conditions`).
 
     Parameters
     ----------
@@ -65,7 +66,9 @@ def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[
     if on_host:
         found = {variable: _scheduled(func, target) for variable, func in unscheduled.items()}
     else:
-        found = _by_upstream({v: func for v, func in unscheduled.items() if math.isinf(_operations(func))}, target)
+        changed = {variable: func for variable, func in functions.items() if not func.same_as(mod[variable])}
+        symbolic = {variable: func for variable, func in unscheduled.items() if math.isinf(_operations(func))}
+        found = changed | _by_upstream(symbolic, target)
     return with_functions(mod, found)
 
 
