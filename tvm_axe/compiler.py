@@ -19,7 +19,7 @@ from tvm.target import Target
 from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.analysis.tree import why_unschedulable
 from tvm_axe.defaults import WORK_DIR
-from tvm_axe.errors import LowerError, TuneError
+from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
 from tvm_axe.executable.kept import get_or_compile, name_of
@@ -39,7 +39,7 @@ from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.device import DeviceModule
 from tvm_axe.relax.fuse import check_packing, is_model
 from tvm_axe.relax.packing import attached
-from tvm_axe.relax.prepacked import with_free_weights, with_packs
+from tvm_axe.relax.prepacked import with_free_weights, with_made_once, with_packs
 from tvm_axe.relax.sharing import Pin, share_for
 from tvm_axe.relax.workspace import with_workspaces
 from tvm_axe.schedule import Schedule
@@ -269,11 +269,8 @@ def _model_on_mesh(
     on_host = backend_of(target).on_host
     if pack_weights:
         check_packing(model)
-        if not on_host:
-            raise TuneError("pack_weights: on a mesh weights are packed for CPUs; leave it out, or the mesh")
-    shared = share()
-    if on_host:
-        shared = with_free_weights(shared, pack_weights)
+    prepared = with_free_weights if on_host else with_made_once
+    shared = prepared(share(), pack_weights)
     work = run(Work(shared.module, target, None, work_dir, values=values), DEVICE_PASSES)
     assert work.scheduled is not None
     shared, packed = with_packs(shared, work.module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from tvm.target import Target
 
 KV = "vm.builtin.kv_state_"
 THETA, EPSILON = 10000.0, 1e-5
+CPU = Target("llvm")
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,44 @@ class Sizes:
     layers: int = 2
     words: int = 50
     scaling: tuple[tuple[str, Any], ...] = ()
+    dtype: str = "float32"
+    rope: RopeMode = RopeMode.NORMAL
 
     @property
     def packed(self) -> int:
         """The heads of packed queries, keys and values."""
         return self.heads + 2 * self.groups
+
+
+class Cached(nn.Module):
+    """A module with the function that makes its cache, whose functions are those of a target."""
+
+    of: Sizes
+    target: Target
+
+    def create(
+        self,
+        max_batch_size: tirx.Var,
+        max_total_seq_len: tirx.Var,
+        prefill_chunk_size: tirx.Var,
+        page_size: tirx.Var,
+        support_sliding_window: tirx.Var,
+    ) -> PagedKVCache:
+        of = self.of
+        return TIRPagedKVCache(
+            attn_kind="mha", max_batch_size=max_batch_size, max_total_seq_len=max_total_seq_len,
+            prefill_chunk_size=prefill_chunk_size, page_size=page_size, support_sliding_window=support_sliding_window,
+            layer_partition=relax.ShapeExpr([0, of.layers]), num_hidden_layers=of.layers,
+            num_attention_heads=of.heads, num_key_value_heads=of.groups, qk_head_dim=of.size, v_head_dim=of.size,
+            mla_original_qk_head_dim=of.size, mla_original_v_head_dim=of.size, rope_mode=of.rope, rope_scale=1,
+            rope_theta=THETA, rope_scaling=dict(of.scaling), rope_ext_factors=tirx.IntImm("int64", 0),
+            rotary_dim=of.size, enable_disaggregation=False, dtype=of.dtype, target=self.target,
+        )  # fmt: skip
+
+    def exported_with(self, functions: dict[str, dict[str, Any]]) -> tvm.IRModule:
+        """The module with these functions, what each takes given, and the one that makes the cache."""
+        sizes = inspect.signature(self.create).parameters
+        return self.export_tvm({**functions, "create": dict.fromkeys(sizes, int)})[0]
 
 
 class Layer(nn.Module):
@@ -57,15 +92,16 @@ class Layer(nn.Module):
         return x + self.down_proj(nn.op.silu(gate) * up)
 
 
-class Decoder(nn.Module):
+class Decoder(Cached):
     """A decoder: all logits of several sequences, one behind the other, or of a token of each; and its cache."""
 
-    def __init__(self, of: Sizes) -> None:
-        self.of = of
+    def __init__(self, of: Sizes, target: Target = CPU) -> None:
+        self.of, self.target = of, target
         self.embed = nn.Embedding(of.words, of.hidden)
         self.layers = nn.ModuleList([Layer(of, number) for number in range(of.layers)])
         self.norm = nn.RMSNorm(of.hidden, -1, EPSILON, bias=False)
         self.lm_head = nn.Linear(of.hidden, of.words, bias=False)
+        self.to(of.dtype)
 
     def _logits(self, ids: nn.Tensor, cache: PagedKVCache) -> nn.Tensor:
         x = self.embed(ids)
@@ -79,36 +115,15 @@ class Decoder(nn.Module):
     def decode(self, ids: nn.Tensor, cache: PagedKVCache) -> tuple[nn.Tensor, PagedKVCache]:
         return self._logits(ids, cache), cache
 
-    def create(
-        self,
-        max_batch_size: tirx.Var,
-        max_total_seq_len: tirx.Var,
-        prefill_chunk_size: tirx.Var,
-        page_size: tirx.Var,
-        support_sliding_window: tirx.Var,
-    ) -> PagedKVCache:
-        of = self.of
-        return TIRPagedKVCache(
-            attn_kind="mha", max_batch_size=max_batch_size, max_total_seq_len=max_total_seq_len,
-            prefill_chunk_size=prefill_chunk_size, page_size=page_size, support_sliding_window=support_sliding_window,
-            layer_partition=relax.ShapeExpr([0, of.layers]), num_hidden_layers=of.layers,
-            num_attention_heads=of.heads, num_key_value_heads=of.groups, qk_head_dim=of.size, v_head_dim=of.size,
-            mla_original_qk_head_dim=of.size, mla_original_v_head_dim=of.size, rope_mode=RopeMode.NORMAL, rope_scale=1,
-            rope_theta=THETA, rope_scaling=dict(of.scaling), rope_ext_factors=tirx.IntImm("int64", 0),
-            rotary_dim=of.size, enable_disaggregation=False, dtype="float32", target=Target("llvm"),
-        )  # fmt: skip
-
     def exported(self) -> tvm.IRModule:
         """The model."""
-        sizes = ("max_batch_size", "max_total_seq_len", "prefill_chunk_size", "page_size", "support_sliding_window")
         cache = nn.spec.Object(object_type=PagedKVCache)
-        return self.export_tvm(
+        return self.exported_with(
             {
                 "prefill": {"ids": nn.spec.Tensor([1, "tokens"], "int32"), "cache": cache},
                 "decode": {"ids": nn.spec.Tensor(["batch", 1], "int32"), "cache": cache},
-                "create": dict.fromkeys(sizes, int),
             }
-        )[0]
+        )
 
 
 def weights_of(model: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
@@ -116,10 +131,10 @@ def weights_of(model: tvm.IRModule, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     function = model["prefill"]
     params = list(function.params)[int(function.attrs["num_input"]) :]
-    shapes = {str(param.name): tuple(map(int, param.ty.shape)) for param in params}
+    kinds = {str(param.name): (tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in params}
     return {
-        name: (rng.standard_normal(shape) * shape[-1] ** -0.5 + (len(shape) == 1)).astype("float32")
-        for name, shape in shapes.items()
+        name: (rng.standard_normal(shape) * shape[-1] ** -0.5 + (len(shape) == 1)).astype(dtype)
+        for name, (shape, dtype) in kinds.items()
     }
 
 

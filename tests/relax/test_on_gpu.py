@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, tirx
+from tvm.relax.frontend import nn
 
 import tvm_axe as axe
 from tvm_axe import _tvm
@@ -19,6 +20,7 @@ from tvm_axe.analysis.tree import has_threads
 from tvm_axe.lower.tiles import with_default_kernels, with_tile_kernels
 from tvm_axe.machines import builder, resolve_target
 from tvm_axe.machines.threads import with_threads
+from tvm_axe.nests.default import with_default_schedules
 from tvm_axe.relax import sharing
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.relax.kernels import with_kernels
@@ -148,6 +150,23 @@ def test_who_computes_a_model_on_a_gpu(name: str, kernels: dict[str, int]) -> No
     assert found == kernels
     rest = with_threads(tvm.IRModule({v: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}))
     assert all(has_threads(func) for _, func in rest.functions_items() if not is_tiled(func))
+
+
+def test_norms_of_an_unknown_number_of_rows_are_blocks() -> None:
+    """As no kernel has so many; upstream's rules schedule them."""
+
+    class Norms(nn.Module):
+        def __init__(self) -> None:
+            self.root, self.layer = nn.RMSNorm(64, -1, bias=False), nn.LayerNorm(64)
+            self.to("float16")
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return self.layer(self.root(x))
+
+    model, _ = Norms().export_tvm({"forward": {"x": nn.spec.Tensor([1, "n", 64], "float16")}})
+    mod = with_default_schedules(with_default_kernels(fuse(model, GPU), GPU), GPU)
+    functions = [func for _, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)]
+    assert functions and all(has_threads(func) and not is_tiled(func) for func in functions)
 
 
 SHARED = {

@@ -11,8 +11,10 @@ import pytest
 import tvm
 
 import tvm_axe as axe
+from tvm_axe import compiler
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.machines import builder, resolve_target
+from tvm_axe.relax.prepacked import with_made_once
 from tvm_axe.relax.quantized import with_decoding_products
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -102,10 +104,40 @@ def test_groups_that_are_cut_are_no_kernels(devices: int, workers: Any) -> None:
     compared(exe, workers(devices), "bytes", UNEVEN, "float16")
 
 
+def called(func: tvm.relax.Function) -> list[str]:
+    """The kernels that a function calls, by name."""
+    values = [binding.value for block in func.body.blocks for binding in block.bindings]
+    return [str(value.op.name_hint) for value in values if isinstance(value.op, tvm.ir.GlobalVar)]
+
+
+@pytest.mark.parametrize(("form", "devices", "inner"), [("bytes", 2, EVEN), ("awq", 3, UNEVEN)])
+def test_weights_are_packed_once(form: str, devices: int, inner: int, workers: Any, monkeypatch: Any) -> None:
+    """When they are placed, as on GPUs, by the same kernels in code for CPUs."""
+    monkeypatch.setattr(compiler, "with_free_weights", with_made_once)
+    model = with_decoding_products(layer(form, inner, "float16"), GPU)
+    exe: Any = axe.compile(model, mesh={"tp": devices}, work_dir=None, keep=False, pack_weights=True)
+    packers = {pack.packer: called(exe.runnable[pack.packer]) for pack in exe.shared.packs}
+    assert not any("packed" in name for name in called(exe.runnable["main"]))
+    assert packers and all("packed" in kernel for kernels_of in packers.values() for kernel in kernels_of)
+    assert {pack.coordinates for pack in exe.shared.packs} == ({()} if devices == 2 else {(), ("tp",)})
+    compared(exe, workers(devices), form, inner, "float16")
+
+
+def test_floats_are_decoded_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device may hold of weights is limited, and they would take twice as much."""
+    monkeypatch.setattr(compiler, "with_free_weights", with_made_once)
+    model = layer("fp8 of rows", EVEN, "float16")
+    exe: Any = axe.compile(model, mesh={"tp": 2}, work_dir=None, keep=False, pack_weights=True)
+    assert not exe.shared.packs
+
+
 @pytest.mark.parametrize("form", OF_CODES)
 def test_a_gpus_share_is_the_kernel(form: str) -> None:
-    """And compiles to a cubin, with whatever packs what lies in another order."""
-    exe: Any = axe.compile(layer(form, EVEN, "bfloat16"), mesh={"tp": 2}, target=GPU, work_dir=None, keep=False)
+    """And compiles to a cubin, with whatever packs what lies in another order, which no call does."""
+    exe: Any = axe.compile(
+        layer(form, EVEN, "bfloat16"), mesh={"tp": 2}, target=GPU, work_dir=None, keep=False, pack_weights=True
+    )
+    assert not any("packed" in name for name in called(exe.runnable["main"]))
     assert kernels(exe.shared.module)
     lowered = exe.runnable
     assert not kernels(lowered)
@@ -117,3 +149,14 @@ def test_a_gpus_share_is_the_kernel(form: str) -> None:
     assert products and all("s_tir" not in (func.attrs or {}) for func in products)
     assert not any("NT_matmul" in str(variable.name_hint) for variable in lowered.get_global_vars())
     builder.build_program(lowered, GPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("form", "devices", "inner"), [("bytes", 2, EVEN), ("words", 2, EVEN), ("awq", 3, UNEVEN)])
+def test_on_gpus(form: str, devices: int, inner: int, packed: bool, on_gpus: Any) -> None:
+    exe: Any = axe.compile(
+        layer(form, inner, "float16"), mesh={"tp": devices}, target="cuda", work_dir=None, pack_weights=packed
+    )
+    with axe.launch(exe.mesh, engine="cuda", **on_gpus(devices)) as of_gpus:
+        compared(exe, of_gpus, form, inner, "float16")

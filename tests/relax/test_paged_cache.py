@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache, RopeMode, TIRPagedKVCache
-from tvm.target import Target
+from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache, RopeMode
 
 import tvm_axe as axe
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paged_decoder import CPU, Cached, Sizes
 
 HEADS, GROUPS, SIZE = 4, 2, 16
 
 
-class Attention(nn.Module):
+class Attention(Cached):
     """A layer's attention over a cache, and the function that makes the cache."""
+
+    of, target = Sizes(HEADS, GROUPS, SIZE, layers=1, rope=RopeMode.NONE), CPU
 
     def attend(self, qkv: nn.Tensor, cache: PagedKVCache) -> tuple[nn.Tensor, PagedKVCache]:
         batch, tokens, _, _ = qkv.shape
         rows = nn.op.reshape(qkv, (batch * tokens, HEADS + 2 * GROUPS, SIZE))
         out = cache.attention_with_fused_qkv(0, nn.op.reshape(rows, qkv.shape), HEADS, SIZE**-0.5)
         return nn.op.reshape(out, (batch, tokens, HEADS * SIZE)), cache
-
-    def create(
-        self,
-        max_batch_size: tirx.Var,
-        max_total_seq_len: tirx.Var,
-        prefill_chunk_size: tirx.Var,
-        page_size: tirx.Var,
-        support_sliding_window: tirx.Var,
-    ) -> PagedKVCache:
-        return TIRPagedKVCache(
-            attn_kind="mha", max_batch_size=max_batch_size, max_total_seq_len=max_total_seq_len,
-            prefill_chunk_size=prefill_chunk_size, page_size=page_size, support_sliding_window=support_sliding_window,
-            layer_partition=relax.ShapeExpr([0, 1]), num_hidden_layers=1, num_attention_heads=HEADS,
-            num_key_value_heads=GROUPS, qk_head_dim=SIZE, v_head_dim=SIZE, mla_original_qk_head_dim=SIZE,
-            mla_original_v_head_dim=SIZE, rope_mode=RopeMode.NONE, rope_scale=1, rope_theta=10000, rope_scaling={},
-            rope_ext_factors=tirx.IntImm("int64", 0), rotary_dim=SIZE, enable_disaggregation=False, dtype="float32",
-            target=Target("llvm"),
-        )  # fmt: skip
 
 
 def in_numpy(qkv: np.ndarray) -> np.ndarray:
@@ -52,17 +40,10 @@ def in_numpy(qkv: np.ndarray) -> np.ndarray:
     return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(len(qkv), -1)
 
 
-def exported(*names: str) -> tvm.IRModule:
-    """The model, with these functions of it."""
-    sizes = ("max_batch_size", "max_total_seq_len", "prefill_chunk_size", "page_size", "support_sliding_window")
-    cache = nn.spec.Object(object_type=PagedKVCache)
-    spec = {"qkv": nn.spec.Tensor([1, "n", HEADS + 2 * GROUPS, SIZE], "float32"), "cache": cache}
-    functions = {"attend": spec, "create": dict.fromkeys(sizes, int)}
-    return Attention().export_tvm({name: functions[name] for name in names})[0]
-
-
 def test_a_paged_cache_stays_in_the_session() -> None:
-    rows, model = HEADS + 2 * GROUPS, exported("attend", "create")
+    rows, cache = HEADS + 2 * GROUPS, nn.spec.Object(object_type=PagedKVCache)
+    spec = {"qkv": nn.spec.Tensor([1, "n", rows, SIZE], "float32"), "cache": cache}
+    model = Attention().exported_with({"attend": spec})
     qkv = np.random.default_rng(8).standard_normal((19, rows, SIZE), dtype="float32")
     want = in_numpy(qkv)
     add, begin = (tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in ("add_sequence", "begin_forward"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gc
 import importlib.util
 import sys
@@ -11,13 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache
 
 import tvm_axe as axe
+from tvm_axe.analysis.tree import has_threads
 from tvm_axe.collective.calls import WORKERS
+from tvm_axe.collective.repeating import repeats
 from tvm_axe.executable import Session
+from tvm_axe.machines import backend_of, resolve_target
 from tvm_axe.relax import share_model
 
 _spec = importlib.util.spec_from_file_location("paged_decoder", Path(__file__).with_name("paged_decoder.py"))
@@ -28,6 +34,9 @@ _spec.loader.exec_module(decoders)
 KV, CACHE = "vm.builtin.kv_state_", "vm.builtin.attention_kv_cache_"
 ROOM = ((4,), (128,), (64,), (16,), (0,))  # sequences, tokens in all, tokens of a call, tokens of a page, no windows
 SIZES = decoders.Sizes()
+GPU = resolve_target("cuda:sm_90a")
+WIDE = decoders.Sizes(size=64, hidden=128)
+"""Heads of a size that models have: some of upstream's functions for GPUs don't compile for one group of 16 columns."""
 
 
 class Played:
@@ -93,9 +102,9 @@ def played(session: Session, of: decoders.Sizes, seed: int) -> Played:
     return found
 
 
-def exported(*names: str) -> tvm.IRModule:
+def exported(*names: str, of: decoders.Sizes = SIZES, target: tvm.target.Target = decoders.CPU) -> tvm.IRModule:
     """The model with these functions alone."""
-    model = decoders.Decoder(SIZES).exported()
+    model = decoders.Decoder(of, target).exported()
     for name in {"prefill", "decode", "create"} - {*names}:
         del model[name]
     return model
@@ -203,6 +212,55 @@ def test_bytes_are_megatrons(groups: int, devices: int) -> None:
     tokens = found.graph.typical["tokens"]
     assert found.bytes <= of.layers * 2 * 2 * (devices - 1) * tokens * of.hidden * 4 // devices
     assert found.divided >= 0.99
+
+
+# ---- On GPUs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_has_functions_of_its_own_heads() -> None:
+    """Those that upstream makes for that many, and that target; the others get threads, and compile to a cubin."""
+    exe = axe.compile(exported("create", of=WIDE, target=GPU), mesh={"tp": 4}, target=GPU, work_dir=None)
+    assert "2, 1, 64, 64," in exe.module["create"].script()
+    assert not repeats(exe.runnable)  # a graph would hold a page table
+    kernels = {str(var.name_hint): func for var, func in exe.runnable.functions_items() if type(func) is tirx.PrimFunc}
+    assert len(kernels) == 14 and all(map(has_threads, kernels.values()))
+    small = exported("create", of=dataclasses.replace(WIDE, heads=2, groups=1), target=GPU)
+    others = {name: func for name, func in kernels.items() if not has_threads(small[name])}
+    assert len(others) == 4
+    for name in kernels.keys() - others.keys():
+        plain = [tirx.PrimFunc(each.params, each.body, each.ret_type) for each in (kernels[name], small[name])]
+        assert tvm_ffi.structural_equal(*plain, map_free_vars=True), name
+    backend_of(GPU).build(tvm.IRModule(others), GPU)
+
+
+def test_caches_of_another_target_are_refused() -> None:
+    said = r"functions \(.*batch_decode_paged_kv_cpu.*\) aren't .* for a cuda of 8 heads.*target that the model"
+    with pytest.raises(axe.LowerError, match=said):
+        axe.compile(exported("create"), mesh={"tp": 2}, target=GPU, work_dir=None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("float16", 1e-2)])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_sequences_on_gpus_are_right(devices: int, dtype: str, bound: float, on_gpus) -> None:
+    of, target = dataclasses.replace(WIDE, dtype=dtype), resolve_target("cuda")
+    model = decoders.Decoder(of, target).exported()
+    weights = decoders.weights_of(model, devices)
+    with contextlib.ExitStack() as stack:
+        if devices == 1:
+            session = stack.enter_context(axe.compile(model, target=target, work_dir=None).load(weights))
+        else:
+            exe = axe.compile(model, mesh={"tp": devices}, target=target, work_dir=None)
+            both = stack.enter_context(axe.launch(exe.mesh, engine="cuda", **on_gpus(devices)))
+            session = stack.enter_context(exe.load(both, weights))
+        found = played(session, of, 1)
+        assert found.error(of, weights) < bound
+        found.fork(7, 9, 24)  # in the middle of a page, which is copied
+        found.go_on({9: [3], 7: [4]})
+        found.pop(7, 5)
+        found.go_on({7: [5, 6, 7], 9: [8]})
+        assert found.error(of, weights) < bound
+        assert played(session, of, 2).error(of, weights) < bound  # in another cache, while the first is there
 
 
 # ---- What is refused -------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Upstream's paged cache of keys and values: what a model calls for it, and the functions that the cache calls.
 
 A call that makes one says the numbers of heads, and the functions of the module that the cache calls, which upstream's
-frontend makes of these numbers, on a CPU by the generators that are called here.
+frontend makes of these numbers by the generators that are called here: some for CPUs, and others for GPUs, whose blocks
+and threads follow from the heads and from how many threads the target has.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.frontend.nn.llm import kv_cache as upstream
+from tvm.target import Target
 
 __all__ = ["PAGED", "PAGED_ATTENDS", "PAGED_CREATES", "PAGED_POSITIONS", "PagedCache", "paged_cache", "paged_call"]
 
@@ -30,6 +33,15 @@ _COUNT, _ROTATES = 14, 10  # of the functions
 _PAGE, _WINDOW = 3, 5  # in the configuration
 _SCALED = ("llama3", "llama4")
 _PARTS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+class _Own(NamedTuple):
+    """What a kind of device has functions of its own for: attention, merging two of it, and copies within pages."""
+
+    attends: list[tirx.PrimFunc]
+    merges: tirx.PrimFunc
+    copies: tirx.PrimFunc
+    compacts: tirx.PrimFunc
 
 
 class PagedCache(NamedTuple):
@@ -109,29 +121,65 @@ class PagedCache(NamedTuple):
             self.theta, self.scale, self.size, heads, groups, self.dtype, rope_scaling, rotary_dim
         )
 
-    def generated(self, heads: int, groups: int, rotary_dim: int, rope_scaling: dict[str, Any]) -> list[tirx.PrimFunc]:
-        """Return the functions that a cache of so many heads calls on a CPU, in order."""
-        size, dtype, window = self.size, self.dtype, self.window
-
-        def attention(generator: Any, *more: Any, **named: Any) -> tirx.PrimFunc:
-            return generator(groups, heads, *more, rope_scaling=rope_scaling, **named)
-
+    def generated(
+        self, heads: int, groups: int, gpu: Target | None, rotary_dim: int, rope_scaling: dict[str, Any]
+    ) -> list[tirx.PrimFunc]:
+        """Return the functions that a cache of so many heads calls, in order: on a GPU, or on a CPU without one."""
+        size, dtype = self.size, self.dtype
+        attention = self._on_cpu if gpu is None else functools.partial(self._on_gpu, gpu=gpu)
+        attends, merges, copies, compacts = attention(heads, groups, rope_scaling)
         return [
             upstream._kv_cache_transpose_append(groups, size, dtype),
             upstream._kv_cache_transpose_append_mla(size, dtype),
-            attention(upstream._attention_prefill_ragged_cpu, size, self.value_size, dtype),
-            attention(upstream._attention_prefill_cpu, size, dtype, False),
-            attention(upstream._attention_decode_cpu, size, dtype, False),
-            attention(upstream._attention_prefill_cpu, size, dtype, True, sliding_window_size=window),
-            attention(upstream._attention_decode_cpu, size, dtype, True),
-            attention(upstream.tree_attn_cpu, size, dtype),
-            attention(upstream.tree_attn_with_paged_kv_cache_cpu, size, dtype),
-            upstream._merge_state_inplace_cpu(dtype),
+            *attends,
+            merges,
             self.rotating(heads, groups, rotary_dim, rope_scaling),
-            upstream._copy_single_page_cpu(groups, self.page, size, dtype),
+            copies,
             upstream._kv_cache_debug_get_kv(self.layers, groups, size, dtype),
-            upstream._compact_kv_copy_cpu(groups, size, dtype),
+            compacts,
         ]
+
+    def _on_cpu(self, heads: int, groups: int, rope_scaling: dict[str, Any]) -> _Own:
+        size, dtype, window = self.size, self.dtype, self.window
+
+        def made(generator: Any, *more: Any, **named: Any) -> tirx.PrimFunc:
+            return generator(groups, heads, *more, rope_scaling=rope_scaling, **named)
+
+        attends = [
+            made(upstream._attention_prefill_ragged_cpu, size, self.value_size, dtype),
+            made(upstream._attention_prefill_cpu, size, dtype, False),
+            made(upstream._attention_decode_cpu, size, dtype, False),
+            made(upstream._attention_prefill_cpu, size, dtype, True, sliding_window_size=window),
+            made(upstream._attention_decode_cpu, size, dtype, True),
+            made(upstream.tree_attn_cpu, size, dtype),
+            made(upstream.tree_attn_with_paged_kv_cache_cpu, size, dtype),
+        ]
+        copies = upstream._copy_single_page_cpu(groups, self.page, size, dtype)
+        return _Own(
+            attends,
+            upstream._merge_state_inplace_cpu(dtype),
+            copies,
+            upstream._compact_kv_copy_cpu(groups, size, dtype),
+        )
+
+    def _on_gpu(self, heads: int, groups: int, rope_scaling: dict[str, Any], gpu: Target) -> _Own:
+        size, dtype, window = self.size, self.dtype, self.window
+
+        def made(generator: Any, *more: Any, **named: Any) -> tirx.PrimFunc:
+            return generator(groups, heads, *more, rope_scaling=rope_scaling, target=gpu, **named)
+
+        attends = [
+            made(upstream._attention_prefill_ragged, size, self.value_size, dtype),
+            made(upstream._attention_prefill, size, dtype, False),
+            made(upstream._attention_decode, size, dtype, False),
+            made(upstream._attention_prefill, size, dtype, True, sliding_window_size=window),
+            made(upstream._attention_decode, size, dtype, True),
+            made(upstream.tree_attn_with_paged_kv_cache, size, dtype),
+            made(upstream.tree_attn, size, dtype),
+        ]
+        merges = upstream._merge_state_inplace(heads, self.value_size, dtype, gpu)
+        copies = upstream._copy_single_page(groups, self.page, size, dtype, gpu)
+        return _Own(attends, merges, copies, upstream._compact_kv_copy(groups, size, dtype, gpu))
 
 
 def paged_cache(call: relax.Call) -> PagedCache | None:

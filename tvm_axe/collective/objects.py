@@ -54,6 +54,10 @@ class Objects:
         """Let go of what was kept there, if anything was."""
         self._all.pop(number, None)
 
+    def clear(self) -> None:
+        """Let go of all."""
+        self._all.clear()
+
     def apply(self, function: str, said: Sequence[Any], answer: np.ndarray) -> None:
         """Call a global function, and write what it returns to `answer`, in JSON.
 

@@ -404,6 +404,8 @@ class Worker:
         if self._staging is not None and self.device.usable():
             self._staging.close()
         self._staging = None  # the buffers are the arena's
+        if self.device.usable():
+            self.objects.clear()  # those that nobody let go of may have memory and streams of the device
         self.slabs.forget()
         self.slabs.close()
         self.device.close()

@@ -150,12 +150,14 @@ class MeshMemory:
 
     def _packed(self, waiting: Sequence[Pack]) -> list[Pack]:
         """Pack what is in place, and let go of what nobody reads as it was; returns what there isn't all of yet."""
-        ready = [pack for pack in waiting if self._fixed.keys() >= {*pack.sources}]
-        left = [pack for pack in waiting if pack not in ready]
+        left = list(waiting)
         needed = {name for function in self._program.shared.functions.values() for name, _ in function.arguments}
-        for at, pack in enumerate(ready):
+        # What one has packed another may pack further.
+        while ready := [pack for pack in left if self._fixed.keys() >= {*pack.sources}]:
+            pack = ready[0]
+            left.remove(pack)
             self._pack(pack)
-            for name in {*pack.sources} - needed.union(*(other.sources for other in (*ready[at + 1 :], *left))):
+            for name in {*pack.sources} - needed.union(*(other.sources for other in left)):
                 del self._fixed[name]  # what it lay in is used for the next one of its shape
         return left
 
@@ -163,8 +165,9 @@ class MeshMemory:
         """Have devices pack tensors that are in place."""
         for placed in pack.made:
             self._fixed[placed.name] = self._new(placed, shape_at(placed.shape, {}))
-        names = [*pack.sources, *(placed.name for placed in pack.made)]
-        given = [(self._fixed[name].tensor, SLAB) for name in names]
+        made = [placed.name for placed in pack.made]
+        sources, results = ([(self._fixed[name].tensor, SLAB) for name in names] for names in (pack.sources, made))
+        given: list[Argument] = [*sources, *map(Coord, pack.coordinates), *results]
         self._program.on().call(self._program.loaded, given, pack.packer)
 
     def _reserve(self, placed: Sequence[Placed]) -> None:

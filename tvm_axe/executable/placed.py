@@ -139,6 +139,8 @@ class DeviceMemory:
         found = tvm.get_global_func(function, allow_missing=True)
         if found is None:
             raise LowerError(f"the runtime has no function {function!r}")
+        # A cache tells a GPU its pages by a stream of its own, while kernels of calls before may still read the last.
+        self._device.sync()
         try:
             result = found(value, *map(plain, arguments))
         except _tvm.UPSTREAM_ERRORS as error:

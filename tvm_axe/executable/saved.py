@@ -50,7 +50,7 @@ from tvm_axe.relax.workspace import Part, Workspace
 
 __all__ = ["read", "read_archive", "write", "write_archive"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 8
+FORMAT, LAYOUT = "tvm_axe executable", 9
 _MANIFEST, _MODULES = "manifest.json", "modules.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.

@@ -45,8 +45,8 @@ def with_threads(mod: tvm.IRModule) -> tvm.IRModule:
     Raises
     ------
     LowerError
-        If a nest has more iterations than a GPU has numbers for, or reads in one block what a later block of an earlier
-        iteration writes.
+        If a nest has a symbolic extent, or more iterations than a GPU has numbers for, or reads in one block what a
+        later block of an earlier iteration writes.
     """
     bound = {
         variable: _Binder(inlined(picked(func)), str(variable.name_hint)).function()
@@ -143,6 +143,13 @@ class _Binder:
                         )
 
     def _kernel(self, nest: _Nest) -> tirx.Stmt:
+        unknown = [loop for loop in nest.loops if not isinstance(loop.extent, tirx.IntImm)]
+        if unknown:
+            raise LowerError(
+                f"{self.name}: the loop over {unknown[0].loop_var.name} has the extent {unknown[0].extent}, which is "
+                "known when it is called, and no rule for GPUs takes its blocks; have each block in a nest of its own, "
+                "or bind the loops to threads"
+            )
         while (wider := _widened(nest)) is not None:
             nest = wider
         shared = nest.shared

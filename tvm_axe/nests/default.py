@@ -21,6 +21,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.machines import backend_of
+from tvm_axe.nests.conditions import with_conditions_inside
 from tvm_axe.nests.contraction import Contraction, is_own_nest
 from tvm_axe.nests.forms import Change, Forms, forms_of, possible
 from tvm_axe.nests.loops import is_loops, loop_schedules
@@ -43,7 +44,8 @@ def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[
     """The module with a schedule for each of its functions that nobody scheduled.
 
     On a GPU these are functions with symbolic extents alone, by upstream's rules (`tvm.s_tir.dlight`): others get their
-    threads when they are built (`tvm_axe.machines.threads`).
+    threads when they are built (`tvm_axe.machines.threads`). Blocks of both have their conditions in them
+    (`tvm_axe.nests.conditions`).
 
     Parameters
     ----------
@@ -54,15 +56,19 @@ def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[
     tuned : collection of str
         The names of functions that are as a record has them.
     """
-    unscheduled = {
-        variable: func
+    on_host = backend_of(target).on_host
+    functions = {
+        variable: func if on_host or why_unschedulable(func) is not None else with_conditions_inside(func)
         for variable, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned and is_unscheduled(func)
+        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned
     }
-    if backend_of(target).on_host:
+    unscheduled = {variable: func for variable, func in functions.items() if is_unscheduled(func)}
+    if on_host:
         found = {variable: _scheduled(func, target) for variable, func in unscheduled.items()}
     else:
-        found = _by_upstream({v: func for v, func in unscheduled.items() if math.isinf(_operations(func))}, target)
+        changed = {variable: func for variable, func in functions.items() if not func.same_as(mod[variable])}
+        symbolic = {variable: func for variable, func in unscheduled.items() if math.isinf(_operations(func))}
+        found = changed | _by_upstream(symbolic, target)
     return with_functions(mod, found)
 
 

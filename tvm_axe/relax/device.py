@@ -122,15 +122,18 @@ class Pack:
     Attributes
     ----------
     packer : str
-        The module's function that makes it, of the slabs of these, then of what is made.
+        The module's function that makes it, of the slabs of these, the coordinates, and the slabs of what is made.
     sources : tuple[str, ...]
         The tensors, by name.
+    coordinates : tuple[str, ...]
+        The mesh axes of which it takes the device's coordinates.
     made : tuple[Placed, ...]
-        What is made of each; every device has one of its own of that shape.
+        What is made; every device has one of its own of that shape.
     """
 
     packer: str
     sources: tuple[str, ...]
+    coordinates: tuple[str, ...]
     made: tuple[Placed, ...]
 
 

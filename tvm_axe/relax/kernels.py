@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tvm import relax, te
 from tvm.ir import GenericConst, GlobalVar, IRModule, Op
@@ -139,10 +138,8 @@ class _Rewriter(PyExprMutator):
         if not whole or [int(axis) for axis in call.attrs.axes] not in ([-1], [len(_extents(data)) - 1]):
             return None
         epsilon = float(call.attrs.epsilon)
-        own = [_placeholder(each, name) for each, name in ((data, "X"), (weight, "weight"), (bias, "bias"))]
-        return self._norm(
-            "layer_norm", (data, weight, bias), epsilon, layer_norm_in_blocks((own[0], own[1], own[2]), epsilon)
-        )
+        given = data, weight, bias
+        return self._norm("layer_norm", given, epsilon, lambda x, w, b: layer_norm_in_blocks((x, w, b), epsilon))
 
     def multiplied(self, call: relax.Call) -> relax.Expr | None:
         """A root mean square norm that is written out: a weight by what is divided by the root of its mean square."""
@@ -229,17 +226,25 @@ class _Rewriter(PyExprMutator):
         return None
 
     def _rms_norm(self, data: relax.Expr, weight: relax.Expr, epsilon: float) -> relax.Expr | None:
-        own = [_placeholder(data, "X"), _placeholder(weight, "weight")]
-        blocks = [*own, topi.rms_norm(*own, axis=[len(_extents(data)) - 1], epsilon=epsilon)]
+        def blocks(x: te.Tensor, w: te.Tensor) -> list[te.Tensor]:
+            return [x, w, topi.rms_norm(x, w, axis=[len(x.shape) - 1], epsilon=epsilon)]
+
         return self._norm("rms_norm", (data, weight), epsilon, blocks)
 
-    def _norm(self, name: str, arguments: Sequence[relax.Expr], epsilon: float, blocks: Any) -> relax.Expr | None:
-        *rows, columns = _extents(arguments[0])
+    def _norm(
+        self, name: str, arguments: Sequence[relax.Expr], epsilon: float, blocks: Callable[..., list[te.Tensor]]
+    ) -> relax.Expr | None:
+        """A call of a norm's kernel; None of an unknown number of rows, which no kernel has."""
+        extents = _extents(arguments[0])
         dtypes = {str(each.ty.dtype) for each in arguments}
-        if len(dtypes) > 1 or not dtypes <= {*DTYPES} or not rows:
+        if len(extents) < 2 or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
             return None
+        *rows, columns = extents
         problem = {"rows": math.prod(rows), "columns": columns, "dtype": dtypes.pop(), "epsilon": epsilon}
-        return self._called(name, problem, arguments, blocks) if compiles(name, self._target, problem) else None
+        if not compiles(name, self._target, problem):
+            return None
+        own = [_placeholder(each, letter) for each, letter in zip(arguments, ("X", "weight", "bias"))]
+        return self._called(name, problem, arguments, blocks(*own))
 
     def _called(
         self, name: str, problem: Problem, arguments: Sequence[relax.Expr], blocks: Sequence[te.Tensor]

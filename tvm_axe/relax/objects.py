@@ -20,6 +20,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
+from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
@@ -108,6 +109,8 @@ class Cache:
         What that says of it.
     told : dict
         What the generators of its functions were told beside.
+    gpu : Target or None
+        The GPU whose functions it calls; None of a CPU.
     name : str
         The function and the variable, for errors.
     """
@@ -115,6 +118,7 @@ class Cache:
     call: relax.Call
     said: _tvm.PagedCache
     told: dict[str, Any]
+    gpu: Target | None
     name: str
 
     def of_device(
@@ -134,12 +138,12 @@ class Cache:
         heads, groups = self.said.heads, self.said.groups
         for devices in axes:
             heads, groups = (share.local for share in shares(self.name, heads, groups, devices))
-        functions = self.said.generated(heads, groups, **self.told)
+        functions = self.said.generated(heads, groups, self.gpu, **self.told)
         named = [add(func, str(own.name_hint)) for func, own in zip(functions, self.said.functions, strict=True)]
         return _tvm.paged_call(self.call, heads, groups, named, empty)
 
 
-def cache_of(call: relax.Call, model: tvm.IRModule, name: str) -> Cache:
+def cache_of(call: relax.Call, model: tvm.IRModule, gpu: Target | None, name: str) -> Cache:
     """The cache that a call of the constructor makes.
 
     Parameters
@@ -148,14 +152,16 @@ def cache_of(call: relax.Call, model: tvm.IRModule, name: str) -> Cache:
         Of a function of the model.
     model : IRModule
         The model.
+    gpu : Target or None
+        What the devices are, if they are GPUs.
     name : str
         The function and the variable, for errors.
 
     Raises
     ------
     LowerError
-        If its functions aren't those that upstream's frontend makes for CPUs, so that nobody knows what they are for
-        fewer heads; names them.
+        If its functions aren't those that upstream's frontend makes for such devices, so that nobody knows what they
+        are for fewer heads; names them.
     """
     said = _tvm.paged_cache(call)
     if said is None or not all(variable in model.functions for variable in said.functions):
@@ -167,16 +173,17 @@ def cache_of(call: relax.Call, model: tvm.IRModule, name: str) -> Cache:
     own = model[rotates]
     likely = said.told(own) if isinstance(own, tirx.PrimFunc) else ()
     told = next((each for each in likely if _alike(own, said.rotating(heads, groups, **each))), None)
-    made = [] if told is None else said.generated(heads, groups, **told)
+    made = [] if told is None else said.generated(heads, groups, gpu, **told)
     others = [str(own.name_hint) for own, func in zip(said.functions, made) if not _alike(model[own], func)]
     if told is None or others:
         raise LowerError(
             f"{name} is a paged cache whose functions ({', '.join(others or [str(rotates.name_hint)])}) aren't those "
-            f"that upstream makes for a CPU of {heads} heads of queries and {groups} of keys and values; on a mesh "
-            "they are made anew for a device's heads: make the cache for the target llvm, with rope_scaling left out "
-            "or as gptj, llama3 or llama4 (low_freq_factor 1) have it, or compile for one device"
+            f"that upstream makes for a {'CPU' if gpu is None else gpu.kind.name} of {heads} heads of queries and "
+            f"{groups} of keys and values; on a mesh they are made anew for a device's heads: make the cache for the "
+            "target that the model is compiled for, with rope_scaling left out or as gptj, llama3 or llama4 "
+            "(low_freq_factor 1) have it, or compile for one device"
         )
-    return Cache(call, said, told, name)
+    return Cache(call, said, told, gpu, name)
 
 
 def _alike(func: ir.BaseFunc, other: tirx.PrimFunc) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import tvm
 from tvm import ir, relax, tirx
+from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import all_blocks
@@ -87,6 +88,7 @@ def graph_of(
     name: str,
     typical: Mapping[str, int] | None = None,
     pins: Mapping[int, Mapping[str, int | None]] | None = None,
+    gpu: Target | None = None,
 ) -> Graph:
     """The function `name` of a legalized model.
 
@@ -100,13 +102,15 @@ def graph_of(
         What sizes are taken to be where costs are compared, by the names of the variables of symbolic shapes.
     pins : mapping, optional
         What parameters are pinned to, by their numbers.
+    gpu : Target, optional
+        What the devices are, if they are GPUs, whose caches in pages call functions of their own.
 
     Raises
     ------
     LowerError
         If it isn't straight-line code over tensors; names the variable, what it is, and a remedy.
     """
-    graph = _Reader(model, name, typical or {}).graph
+    graph = _Reader(model, name, typical or {}, gpu).graph
     numbers = {graph.values[number].param: number for number in graph.params}
     for at, dims in (pins or {}).items():
         number = numbers[at]
@@ -115,8 +119,8 @@ def graph_of(
 
 
 class _Reader:
-    def __init__(self, model: tvm.IRModule, name: str, typical: Mapping[str, int]) -> None:
-        self.model, self.graph, self.given = model, Graph(name), typical
+    def __init__(self, model: tvm.IRModule, name: str, typical: Mapping[str, int], gpu: Target | None) -> None:
+        self.model, self.graph, self.given, self.gpu = model, Graph(name), typical, gpu
         # Tensors by number, objects by name.
         self.env: dict[relax.Var, int | str | tuple[int | str, ...]] = {}
         self.constants: list[tuple[ir.GenericConst, int]] = []
@@ -298,7 +302,7 @@ class _Reader:
             for extent in shape.values:
                 self.require_known(extent, what)
         ins = tuple(n for each in tensors for n in self.flat(each, what) if isinstance(n, int))
-        cache = cache_of(value, self.model, f"{self.graph.name}: {what}")
+        cache = cache_of(value, self.model, self.gpu, f"{self.graph.name}: {what}")
         self.env[var] = name
         self.graph.nodes.append(Node(var.name, ins, (), None, value, makes=name, cache=cache))
 

@@ -72,6 +72,7 @@ def share_model(
     values: Values | None = None,
     meets: bool = True,
     whole: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
+    gpu: Target | None = None,
 ) -> DeviceModule:
     """What each device of `mesh` runs of a Relax model.
 
@@ -110,6 +111,8 @@ def share_model(
         Whether kernels may do what collectives would, by indexing the slabs of peers (`tvm_axe.relax.fusing`).
     whole : Callable, optional
         What puts a function of its own into the place of several operators, such as attention.
+    gpu : Target, optional
+        What the devices are, if they are GPUs: a cache in pages calls other functions there.
 
     Raises
     ------
@@ -130,7 +133,7 @@ def share_model(
     if not functions:
         raise InputError("share_model: the module has no Relax function")
     typical = {name: max([1, *(n for n in own if isinstance(n, int))]) for name, own in (values or {}).items()}
-    graphs = [graph_of(module, each, typical, parameters.get(each)) for each in functions]
+    graphs = [graph_of(module, each, typical, parameters.get(each), gpu) for each in functions]
     check_values(values or {}, {name for graph in graphs for name in graph.sizes})
     held: Held = {}
     chosen: dict[str, Sequence[Chosen]] = {}
@@ -176,7 +179,8 @@ def share_for(
     def in_blocks(plain: tvm.IRModule) -> tvm.IRModule:
         return kernels(with_decoding_products(plain, target), target)
 
-    shared = share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known, in_blocks)
+    gpu = None if backend.on_host else target
+    shared = share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known, in_blocks, gpu)
     return replace(shared, module=with_kernels_there(shared.module, target))
 
 
