@@ -178,7 +178,7 @@ def cache_of(call: relax.Call, model: tvm.IRModule, gpu: Target | None, name: st
     if told is None or others:
         raise LowerError(
             f"{name} is a paged cache whose functions ({', '.join(others or [str(rotates.name_hint)])}) aren't those "
-            f"that upstream makes for a {'CPU' if gpu is None else gpu.kind.name} of {heads} heads of queries and "
+            f"that upstream makes for a {'CPU' if gpu is None else 'GPU'} of {heads} heads of queries and "
             f"{groups} of keys and values; on a mesh they are made anew for a device's heads: make the cache for the "
             "target that the model is compiled for, with rope_scaling left out or as gptj, llama3 or llama4 "
             "(low_freq_factor 1) have it, or compile for one device"
