@@ -114,8 +114,8 @@ def given_target(args: argparse.Namespace) -> str:
     return registry.find(args.engine).target if "engine" in args else "llvm"
 
 
-def given_kernel(args: argparse.Namespace) -> GivenKernel:
-    """Load the kernel, the mesh and the schedule that the arguments name."""
+def given_kernel(args: argparse.Namespace, needed: str | None = None) -> GivenKernel:
+    """Load the kernel, the mesh and the schedule that the arguments name; `needed` says what a mesh is needed for."""
     from tvm import IRModule, tirx
 
     from tvm_axe.cli.inputs import call_given, load_attribute, read_trace
@@ -133,7 +133,7 @@ def given_kernel(args: argparse.Namespace) -> GivenKernel:
     elif args.schedule is not None:
         apply, schedule_file = load_attribute(args.schedule, isfunction, "a function that takes an axe.Schedule")
         files.insert(0, schedule_file)
-    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of(files, needed=apply is not None)
+    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of(files, needed or (apply and "a schedule"))
     if apply is None:
         return GivenKernel(func, mesh, None)
     sch = Schedule(func, mesh=mesh)
@@ -181,8 +181,8 @@ def _only_function(spec: str, mod: IRModule) -> PrimFunc:
     return found[0]
 
 
-def mesh_of(files: Sequence[ModuleType], needed: bool) -> Mesh:
-    """The variable `mesh` of the first file that has one; one device where no mesh is needed."""
+def mesh_of(files: Sequence[ModuleType], needed: str | None) -> Mesh:
+    """The variable `mesh` of the first file that has one; one device where nothing that is `needed` has one."""
     from tvm_axe.layout import Mesh
 
     for file in files:
@@ -190,5 +190,5 @@ def mesh_of(files: Sequence[ModuleType], needed: bool) -> Mesh:
         if isinstance(mesh, Mesh):
             return mesh
     if needed:
-        raise InputError("a schedule needs a mesh: give --mesh, as in --mesh tp=2, or a variable `mesh` in its file")
+        raise InputError(f"{needed} needs a mesh: give --mesh, as in --mesh tp=2, or a variable `mesh` in its file")
     return Mesh({"device": 1})

@@ -133,7 +133,7 @@ def _model(args: argparse.Namespace) -> tuple[IRModule, Any] | None:
         return None
     if args.schedule is not None:
         raise InputError(f"--schedule is for a kernel; {args.kernel} is a Relax model, which needs none")
-    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of([file], needed=False)
+    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of([file], needed=None)
     if mesh.size == 1:
         return model, given_target(args)
     exe = axe.compile(model, mesh=mesh, target=given_target(args), work_dir=None)

@@ -92,6 +92,7 @@ def share_model(
         (`tvm_axe.relax.meshes`): which dimension of a value each shares is chosen.
     memory : float, optional
         Bytes of weights that a device may hold, or up to 1 the part of all; one device's share and 5% if left out.
+        Where all ways hold more, the one that holds least is taken: 0 asks for that.
     pins : mapping, optional
         Values, by patterns of the names of parameters (``"layers.*.q_proj.weight"``) or, if they match none, of
         variables (``"lv3"``), with the dimension that is to be shared in blocks, None for whole on every device, the

@@ -283,7 +283,7 @@ def _chosen(
 
 
 def _resolved(target: str | Mapping[str, Any] | Target) -> Target:
-    return resolve_target(target if isinstance(target, str | Target) else dict(target))
+    return resolve_target(dict(target) if isinstance(target, Mapping) else target)
 
 
 def compile_all(

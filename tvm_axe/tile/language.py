@@ -72,6 +72,7 @@ from tvm import ir, sym, tirx
 from tvm.script import tirx as T
 from tvm.script.tirx import tile as primitives
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
 
@@ -181,7 +182,7 @@ def kernel(
         for dimension, extent in enumerate(grid):
             annotations = {GRID: dimension, **(options if dimension == 0 else {})}
             points.append(loops.enter_context(T.serial(0, extent, annotations=annotations)))
-        yield tuple(points) if len(points) > 1 else points[0]
+        yield loops.enter_context(_named("kernel", points))
 
 
 @contextlib.contextmanager
@@ -213,7 +214,21 @@ def parallel(*extents: Any, distinct: bool = False) -> Iterator[Any]:
             loops.enter_context(T.parallel(0, extent, annotations={} if dimension else annotations))
             for dimension, extent in enumerate(extents)
         ]
+        yield loops.enter_context(_named("parallel", points))
+
+
+@contextlib.contextmanager
+def _named(word: str, points: Sequence[tirx.Var]) -> Iterator[Any]:
+    """Yield the coordinates of a ``with``; say how they are named if what stands behind ``as`` doesn't take them."""
+    try:
         yield tuple(points) if len(points) > 1 else points[0]
+    except Exception as error:
+        if isinstance(error, TileError) or not _tvm.is_of_naming(error):
+            raise
+        names = "ijklmnop"[: len(points)]
+        valid = f"({', '.join(names)})" if len(points) > 1 else "i, without brackets"
+        extents = "1 extent, so 1 coordinate" if len(points) == 1 else f"{len(points)} extents, so as many coordinates"
+        raise TileError(f"{word}: it has {extents}; valid is `as {valid}`") from error
 
 
 def pipelined(start: Any, stop: Any = None, *, stages: Any = None) -> Any:
