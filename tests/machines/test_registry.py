@@ -172,7 +172,6 @@ _MAY_ASK = {
     "machines/target.py": "it makes targets of names",
     "_tvm/building.py": "upstream's names of source formats",
     "_tvm/relax.py": "upstream's names of devices",
-    "cli/kernels.py": "what --target takes",
     "_tvm/meta_schedule.py": "kinds of MetaSchedule's instructions",
 }
 

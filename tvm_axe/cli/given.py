@@ -55,18 +55,23 @@ class GivenKernel(NamedTuple):
         return axe.compile(self.func, mesh=self.mesh, target=target, work_dir=work_dir)
 
 
-def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
+def add_kernel_arguments(
+    parser: argparse.ArgumentParser, kernel: str = "a @T.prim_func(s_tir=True) in a Python file"
+) -> None:
     """Add the arguments that the commands share."""
-    parser.add_argument("kernel", metavar="FILE.py:NAME", help="a @T.prim_func(s_tir=True) in a Python file")
+    parser.add_argument("kernel", metavar="FILE.py:NAME", help=kernel)
     parser.add_argument("--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: the file's `mesh`")
     parser.add_argument(
         "--schedule",
         metavar="FILE.py:NAME",
         help="a function that takes an axe.Schedule and applies primitives to it, or a trace that search saved (.json)",
     )
-    parser.add_argument("--target", help="what to compile for (default: the engine's devices, llvm if there is none)")
     parser.add_argument(
-        "--work-dir", default=WORK_DIR, metavar="DIR", help="tuning records are here (default: %(default)s)"
+        "--target",
+        help="what to compile for, such as llvm, cuda or cuda:sm_90a (default: what the devices run, llvm without)",
+    )
+    parser.add_argument(
+        "--work-dir", default=WORK_DIR, metavar="DIR", help="where tuning records are (default: %(default)s)"
     )
 
 
