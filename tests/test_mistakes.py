@@ -1,4 +1,4 @@
-"""The likeliest mistakes at each door are refused in words that say what to write instead."""
+"""The likeliest mistakes at each door are refused in words that say what to write; what is in hand says what it is."""
 
 import numpy as np
 import pytest
@@ -133,3 +133,18 @@ def test_arrays_that_are_not_contiguous_are_taken():
     exe = axe.compile(double, work_dir=None, keep=False)
     array = np.arange(64, dtype="float32").reshape(8, 8)[:, ::2].T
     np.testing.assert_array_equal(exe(array), array * 2)
+
+
+# ---- What is printed by who has something in hand ------------------------------------------------------------------
+
+
+def test_what_is_in_hand_says_what_it_is(capfd):
+    exe = axe.compile(double, work_dir=None, keep=False)
+    assert repr(exe) == "<an executable of double on one device, for llvm; show() says more>"
+    sch = axe.Schedule(double, mesh={"tp": 2})
+    sch.shard("double", "i", "tp")
+    shared = axe.compile(sch, target="cuda:sm_80", work_dir=None, keep=False)
+    assert repr(shared) == "<an executable of double on the mesh tp=2, for sm_80; show() says more>"
+    assert str(shared.expected()).startswith("double: C-AG on tp=2, expected")
+    assert as_given("cuda") == {"kind": "cuda"}
+    assert "sm_50" not in capfd.readouterr().err

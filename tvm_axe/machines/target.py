@@ -125,6 +125,8 @@ def as_given(target: str | dict[str, Any] | Target) -> dict[str, Any]:
             target = {"kind": "rocm", "mcpu": target.removeprefix("rocm:")}
         elif isinstance(target, str) and target in Target.list_kinds():
             target = {"kind": target}
+        if target == {"kind": "cuda"}:  # where there is no GPU, upstream warns that it takes sm_50
+            return dict(target)
         found = Target(target)  # which refuses what is none
         return dict(target) if isinstance(target, dict) else dict(found.export())
     except (ValueError, TypeError) as error:  # JSON's errors are ValueErrors too
