@@ -1,5 +1,8 @@
 """The likeliest mistakes at each door are refused in words that say what to write; what is in hand says what it is."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tvm
@@ -148,3 +151,12 @@ def test_what_is_in_hand_says_what_it_is(capfd):
     assert str(shared.expected()).startswith("double: C-AG on tp=2, expected")
     assert as_given("cuda") == {"kind": "cuda"}
     assert "sm_50" not in capfd.readouterr().err
+
+
+def test_streams_without_their_extra_say_which():
+    code = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *p: None if n == 'sympy' else f(n, *p)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport tvm_axe.stream"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("needs sympy, which comes with an extra: pip install tvm-axe[stream]\n")
