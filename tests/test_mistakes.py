@@ -29,6 +29,10 @@ def module() -> tvm.IRModule:
     return tvm.IRModule({"main": double})
 
 
+def model() -> tvm.IRModule:
+    return nn.Linear(4, 4).export_tvm({"forward": {"x": nn.spec.Tensor([2, 4], "float32")}})[0]
+
+
 def loads() -> tuple[StreamProgram, axe.AxeError]:
     program = StreamProgram("p")
     return program, program.load(program.tensor("x", 16, 32), (16, 32))
@@ -71,6 +75,7 @@ def loads() -> tuple[StreamProgram, axe.AxeError]:
             "keep: the program has no output c; its outputs are b",
         ),
         (lambda: axe.tune(double, mesh={"tp": 2}, keep="b"), axe.TuneError, r"such as \['b'\], not 'b'"),
+        (lambda: axe.compile(model(), mesh={"tp": 2}, memory="1GB"), axe.InputError, "as a number, not '1GB'"),
         (lambda: loads()[0].run([1]), axe.StreamError, r"inputs are a mapping from name to values, not \[1\]"),
         (lambda: loads()[1].map(len), axe.StreamError, "Map: .*len> is no TileFunction; valid is one of"),
         (

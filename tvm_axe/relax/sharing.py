@@ -122,6 +122,8 @@ def share_model(
         If a pin names no value, two pins differ about one, or one asks for a dimension that can't be shared; if pins
         have a device hold more weights than `memory` allows; or if there is no variable of a name in `values`.
     """
+    if not isinstance(memory, int | float | None):
+        raise InputError(f"memory: bytes of weights a device, or up to 1 the part of all, as a number, not {memory!r}")
     over = [axis] if axis is not None else [name for name, size in mesh.axes.items() if size > 1] or mesh.names[:1]
     along = {name: mesh[name] for name in over}  # an error where the mesh has no such axis
     operators = operators_of(along, rates, meets)
