@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from models_torch import RMSNorm
 from torch import Tensor, nn
 
 __all__ = ["CASES", "Case", "Decode", "Llama", "Prefill", "decode_case", "decoder", "imported", "prefill_case"]
@@ -90,19 +91,6 @@ class Llama:
         turns = torch.outer(torch.arange(float(tokens)), 500000.0 ** -(torch.arange(0.0, self.dim, 2) / self.dim))
         kind = getattr(torch, self.dtype)
         return turns.cos().repeat(1, 2).to(kind), turns.sin().repeat(1, 2).to(kind)
-
-
-class RMSNorm(nn.Module):
-    """The norm of Llama as its reference has it, in float32."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The norm of the last dimension."""
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
 
 
 class LlamaLayer(nn.Module):

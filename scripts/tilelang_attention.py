@@ -1,18 +1,18 @@
 """Attention over caches and over lists of blocks, written in TileLang, which scripts/bench_gpu.py runs beside ours."""
 
 import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tilelang.language as T
-from tilelang_written import F32, LOG2E, TYPES, Problem, Written
+from tilelang_written import F32, LOG2E, Problem, Written, of
 
 
 def decode_attention(problem: Problem, *, rows: int, keys: int, stages: int, splits: int) -> Written:
     """A block takes the heads that share keys and a part of a sequence's; a second program combines the parts."""
-    batch, heads, kv_heads, capacity, dim = (
-        problem[name] for name in ("batch", "heads", "kv_heads", "capacity", "dim")
-    )
-    dtype, group, page = TYPES[problem["dtype"]], heads // kv_heads, problem.get("page")
+    batch, heads, kv_heads, capacity, dim, dtype = of(problem, "batch", "heads", "kv_heads", "capacity", "dim")
+    group, page = heads // kv_heads, problem.get("page")
     pages, entries = problem.get("pages", 1), capacity // (page or capacity)
     cache = (pages, kv_heads, page, dim) if page else (batch, kv_heads, capacity, dim)
     factor, part = LOG2E / math.sqrt(dim), capacity // splits
@@ -78,21 +78,19 @@ def decode_attention(problem: Problem, *, rows: int, keys: int, stages: int, spl
                 if x < group:
                     levels[z, b, g * group + x] = T.log2(T.max(total[x], 1e-30)) + top[x] * factor
 
-    scratch = {"sums": ((splits, batch, heads, dim), F32), "levels": ((splits, batch, heads), F32)}
-    given = ("Q", "K", "V", "table" if page else "no table", "lengths", "sums", "levels")
-    if not page:
-        scratch["no table"] = ((batch, entries), "int32")
-    programs = (attend, combined(splits, batch, heads, dim, problem["dtype"]))
-    return Written(programs, (given, ("sums", "levels", "O")), scratch)
+    if page:
+        return in_parts(attend, ("Q", "K", "V", "table", "lengths"), (splits, batch, heads, dim), dtype)
+    unused = {"no table": ((batch, entries), "int32")}
+    return in_parts(attend, ("Q", "K", "V", *unused, "lengths"), (splits, batch, heads, dim), dtype, unused)
 
 
 def block_sparse_attention(problem: Problem, *, rows: int, keys: int, stages: int, threads: int) -> Written:
     """A block takes a tile of queries and loops over its list of blocks of keys; where it is causal each is masked."""
-    batch, heads, kv_heads, queries, length, dim = (
-        problem[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "dim")
+    batch, heads, kv_heads, queries, length, dim, dtype = of(
+        problem, "batch", "heads", "kv_heads", "queries", "keys", "dim"
     )
     query_block, key_block, width, causal = (problem[name] for name in ("query_block", "key_block", "width", "causal"))
-    dtype, factor, group = TYPES[problem["dtype"]], LOG2E / math.sqrt(dim), heads // kv_heads
+    factor, group = LOG2E / math.sqrt(dim), heads // kv_heads
     lists, parts = queries // query_block, key_block // keys
     assert query_block % rows == 0 and key_block % keys == 0 and queries == length
     assert (problem["mask_batch"], problem["mask_heads"]) == (batch, heads)
@@ -155,8 +153,8 @@ def block_sparse_attention(problem: Problem, *, rows: int, keys: int, stages: in
 
 def mla_decode(problem: Problem, *, rows: int, keys: int, stages: int, splits: int, threads: int) -> Written:
     """Heads share a latent vector a key, whose first columns are values too; a tile of it serves both products."""
-    batch, heads, capacity, dim, rope = (problem[name] for name in ("batch", "heads", "capacity", "dim", "rope"))
-    dtype, factor, part = TYPES[problem["dtype"]], LOG2E / math.sqrt(dim + rope), capacity // splits
+    batch, heads, capacity, dim, rope, dtype = of(problem, "batch", "heads", "capacity", "dim", "rope")
+    factor, part = LOG2E / math.sqrt(dim + rope), capacity // splits
     assert part % keys == 0 and heads % rows == 0
 
     @T.prim_func
@@ -212,19 +210,27 @@ def mla_decode(problem: Problem, *, rows: int, keys: int, stages: int, splits: i
             for x in T.Parallel(rows):
                 levels[z, b, h * rows + x] = T.log2(T.max(total[x], 1e-30)) + top[x] * factor
 
-    scratch = {"sums": ((splits, batch, heads, dim), F32), "levels": ((splits, batch, heads), F32)}
-    programs = (attend, combined(splits, batch, heads, dim, problem["dtype"]))
-    return Written(programs, (("Q", "KV", "lengths", "sums", "levels"), ("sums", "levels", "O")), scratch)
+    return in_parts(attend, ("Q", "KV", "lengths"), (splits, batch, heads, dim), dtype)
 
 
-def combined(splits: int, batch: int, heads: int, dim: int, dtype: str) -> Any:
-    """What parts of a sequence gave, each weighted by the sum of its exponentials, whose logarithms `levels` has."""
+def in_parts(
+    attend: Any,
+    given: Sequence[str],
+    shape: tuple[int, int, int, int],
+    dtype: Any,
+    scratch: Mapping[str, tuple[Sequence[int], str]] = MappingProxyType({}),
+) -> Written:
+    """A program that leaves what parts of a sequence give in `sums` and `levels`, and one that combines them.
+
+    Parts are weighted by the sum of their exponentials, whose logarithms `levels` has.
+    """
+    splits, batch, heads, dim = shape
 
     @T.prim_func
     def combine(
         sums: T.Tensor((splits, batch, heads, dim), T.float32),
         levels: T.Tensor((splits, batch, heads), T.float32),
-        O: T.Tensor((batch, heads, dim), TYPES[dtype]),
+        O: T.Tensor((batch, heads, dim), dtype),
     ):
         with T.Kernel(heads, batch, threads=128) as (h, b):
             o = T.alloc_fragment((dim,), T.float32)
@@ -239,6 +245,9 @@ def combined(splits: int, batch: int, heads: int, dim: int, dtype: str) -> Any:
                 for y in T.Parallel(dim):
                     o[y] = o[y] + sums[z, b, h, y] * (T.exp2(levels[z, b, h] - top) / total)
             for y in T.Parallel(dim):
-                O[b, h, y] = T.cast(o[y], TYPES[dtype])
+                O[b, h, y] = T.cast(o[y], dtype)
+
+    parts = {"sums": (shape, F32), "levels": (shape[:3], F32)}
+    return Written((attend, combine), ((*given, *parts), (*parts, "O")), {**parts, **scratch})
 
     return combine

@@ -12,15 +12,15 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang_attention import block_sparse_attention, decode_attention, mla_decode
-from tilelang_written import F32, LOG2E, TYPES, Knobs, Problem, Written, every
+from tilelang_written import F32, LOG2E, Knobs, Problem, Written, every, of
 
 # ---- Weights of four bits ----------------------------------------------------------------------------------------
 
 
 def w4a16_matmul(problem: Problem, *, rows: int, columns: int, depth: int, stages: int, splits: int) -> Written:
     """Weights are the left operand, decoded in registers; sums over parts of k are added by a second program."""
-    m, n, k, group = (problem[name] for name in ("m", "n", "k", "group"))
-    dtype, part = TYPES[problem["dtype"]], k // splits
+    m, n, k, group, dtype = of(problem, "m", "n", "k", "group")
+    part = k // splits
     assert part % depth == 0 and group % depth == 0 and n % columns == 0
     target, kept = ((m, n), dtype) if splits == 1 else ((splits, m, n), T.float32)
 
@@ -78,8 +78,8 @@ def w4a16_matmul(problem: Problem, *, rows: int, columns: int, depth: int, stage
 
 def w4a16_vector(problem: Problem, *, warps: int) -> Written:
     """One row of A: a warp a column of C, eight bytes of codes a lane at once, and no tensor cores."""
-    m, n, k, group = (problem[name] for name in ("m", "n", "k", "group"))
-    dtype, span = TYPES[problem["dtype"]], 32 * 16
+    m, n, k, group, dtype = of(problem, "m", "n", "k", "group")
+    span = 32 * 16
     assert m == 1 and k % span == 0 and group % 16 == 0 and n % warps == 0
 
     @T.prim_func
@@ -119,13 +119,13 @@ def w4a16_vector(problem: Problem, *, warps: int) -> Written:
 
 # ---- Chunks of tokens --------------------------------------------------------------------------------------------
 
+CHUNKED = ("batch", "length", "heads", "groups", "dim", "state", "chunk")
+
 
 def chunk_state(problem: Problem, *, columns: int, depth: int, stages: int, threads: int) -> Written:
     """A block a head and chunk: X, weighted and transposed in registers, times B."""
-    batch, length, heads, groups, dim, state, chunk = (
-        problem[name] for name in ("batch", "length", "heads", "groups", "dim", "state", "chunk")
-    )
-    dtype, chunks, group = TYPES[problem["dtype"]], length // chunk, heads // groups
+    batch, length, heads, groups, dim, state, chunk, dtype = of(problem, *CHUNKED)
+    chunks, group = length // chunk, heads // groups
 
     @T.prim_func
     def sum_up(
@@ -164,10 +164,8 @@ def chunk_state(problem: Problem, *, columns: int, depth: int, stages: int, thre
 
 def chunk_scan(problem: Problem, *, rows: int, depth: int, stages: int, threads: int) -> Written:
     """A block some tokens of a head's chunk: what the state before gives, and what the tokens up to each do."""
-    batch, length, heads, groups, dim, state, chunk = (
-        problem[name] for name in ("batch", "length", "heads", "groups", "dim", "state", "chunk")
-    )
-    dtype, chunks, group = TYPES[problem["dtype"]], length // chunk, heads // groups
+    batch, length, heads, groups, dim, state, chunk, dtype = of(problem, *CHUNKED)
+    chunks, group = length // chunk, heads // groups
 
     @T.prim_func
     def scan(
@@ -223,8 +221,8 @@ def chunk_scan(problem: Problem, *, rows: int, depth: int, stages: int, threads:
 
 def grouped_matmul(problem: Problem, *, rows: int, columns: int, depth: int, stages: int) -> Written:
     """A block some rows of a group, and columns; with a gate, both halves of the matrix in one block."""
-    count, groups, n, k = (problem[name] for name in ("rows", "groups", "n", "k"))
-    dtype, gated = TYPES[problem["dtype"]], problem.get("gated", False)
+    count, groups, n, k, dtype = of(problem, "rows", "groups", "n", "k")
+    gated = problem.get("gated", False)
     wide, blocks = (2 * n if gated else n), count // rows + groups
     assert n % columns == 0 and k % depth == 0 and problem.get("activation") in (("silu",) if gated else (None,))
 

@@ -32,6 +32,11 @@ class Written:
     tables: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda made: {}
 
 
+def of(problem: Problem, *names: str) -> tuple[Any, ...]:
+    """Sizes of a problem, in the order of their names, and behind them TileLang's type of its elements."""
+    return *(problem[name] for name in names), TYPES[problem["dtype"]]
+
+
 def every(**values: Sequence[int]) -> Iterator[Knobs]:
     """All combinations of values of knobs."""
     for chosen in itertools.product(*values.values()):

@@ -276,6 +276,9 @@ def test_the_tour_in_the_readme_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "mesh kernel over tp" in done.stdout
+    (sample, *_) = re.findall(r"```text\n(schedule .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    printed = done.stdout.splitlines()
+    assert all(any(each.startswith(line) for each in printed) for line in sample.splitlines())
     assert "MM-fuse(RS-C-AG)" in done.stdout.partition("model ms")[2]
 
 

@@ -4,6 +4,7 @@ The public names, each loaded from its home when it is first used, so that ``tvm
 without the compiler until they need it. ``import tvm_axe.relax`` registers the Relax pipeline ``"axe"``.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,8 @@ def __getattr__(name: str) -> object:
         if name in names:
             value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
             return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # With both, Python says of a misspelt name what may have been meant.
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
+from tvm.relax.frontend import nn
 from tvm.runtime import Module
 from tvm.target import Target
 
@@ -286,11 +287,23 @@ def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = 
         return _schedulable(program)
     module = program.mod if isinstance(program, s_tir.Schedule) else program
     if not isinstance(module, IRModule):
-        raise LowerError(f"compile: a schedule, a function or a module is compiled, not a {type(module).__name__}")
+        raise LowerError(f"compile: {_uncompilable(module)}")
     functions = [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
     if len(functions) != 1:
         raise LowerError(f"compile: the module has {len(functions)} functions; compile one function over whole tensors")
     return _schedulable(functions[0])
+
+
+def _uncompilable(given: object) -> str:
+    """Why what was given is no program, and what it has to become."""
+    if isinstance(given, nn.Module):
+        return f"{type(given).__name__} is a module of Relax's frontend; compile what export_tvm(...) gives first"
+    if isinstance(given, tuple) and given and isinstance(given[0], IRModule):
+        return "a tuple with a module first, as export_tvm gives it, is no program; compile its first element"
+    return (
+        f"{given!r} is no program; valid are a schedule, a function of TensorIR, @T.prim_func(s_tir=True), and a "
+        "module with such a function or with a Relax model"
+    )
 
 
 def _schedulable(func: tirx.PrimFunc) -> tirx.PrimFunc:

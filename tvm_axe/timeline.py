@@ -178,6 +178,9 @@ class Timeline:
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 
+    def __str__(self) -> str:
+        return self.text()
+
     def _repr_html_(self) -> str:
         return preformatted(self.text(max(120, 80 + max(map(len, self.workers), default=0))))
 

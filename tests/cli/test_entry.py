@@ -180,7 +180,7 @@ def refused(capsys, *arguments):
         ("syntax.py:block", ["syntax.py:2: cannot be imported: SyntaxError"]),
         ("missing_import.py:block", ["missing_import.py:3: cannot be imported", "no_such_module_anywhere"]),
         ("exits.py:block", ["exits.py:1: cannot be imported: SystemExit: 3"]),
-        ("script.py:block", ["script.py:", "cannot be imported"]),
+        ("script.py:block", ["script.py:6: cannot be imported: DiagnosticError", "undefined_name"]),
         ("sibling.py:block", ["sibling.py: has no 'block'", "it has none"]),
     ],
 )

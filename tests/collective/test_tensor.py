@@ -85,8 +85,9 @@ def test_a_transposed_array_keeps_its_strides() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "message"),
     [
-        ((2, 0), "float32", "shape must be positive ints, not (2, 0)"),
-        ((2.0,), "float32", "shape must be positive ints, not (2.0,)"),
+        ((2, 0), "float32", "shape must be a sequence of positive ints, not (2, 0)"),
+        ((2.0,), "float32", "shape must be a sequence of positive ints, not (2.0,)"),
+        (3, "float32", "shape must be a sequence of positive ints, not 3"),
         ((2,), "float31", "dtype 'float31' is not a type"),
         ((2,), "complex64", "dtype 'complex64' is not a type"),
         ((2,), "int4", "dtype 'int4': elements must take whole bytes"),

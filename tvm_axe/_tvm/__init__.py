@@ -17,6 +17,7 @@ from tvm_axe._tvm.building import (
 from tvm_axe._tvm.disco import DISCO_EXECUTE, DiscoSession, disco_rank, disco_serve, register_functions, use_threads
 from tvm_axe._tvm.errors import (
     UPSTREAM_ERRORS,
+    is_of_naming,
     is_own_fault,
     is_unsaid,
     raise_own_fault,
@@ -115,6 +116,7 @@ __all__ = [
     "intrinsic_name",
     "is_building",
     "is_instruction",
+    "is_of_naming",
     "is_own_fault",
     "is_plain_context",
     "is_unsaid",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from pathlib import Path
 
 import tvm
@@ -55,6 +56,12 @@ def why_refused(error: Exception) -> str:
     """Why upstream refuses a candidate or a record, in one sentence; a fault of the code is raised again."""
     raise_own_fault(error)
     return schedule_error_reason(error)
+
+
+def is_of_naming(error: BaseException) -> bool:
+    """Whether an error that leaves a ``with`` of TVMScript was met in naming what that yields, and not in its body."""
+    passed = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return "eval_assign" in passed and "visit_body" not in passed
 
 
 def is_unsaid(error: BaseException) -> bool:

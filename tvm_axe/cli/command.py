@@ -32,7 +32,7 @@ class Command:
 
     def add_to(self, commands: Subparsers) -> None:
         """Add it to a parser's commands."""
-        parser = commands.add_parser(self.name, help=self.help)
+        parser = commands.add_parser(self.name, help=self.help, description=_sentence(self.help))
         self.add_arguments(parser)
         parser.set_defaults(command=self)
 
@@ -47,10 +47,15 @@ class Group:
 
     def add_to(self, commands: Subparsers) -> None:
         """Add them to a parser's commands."""
-        parser = commands.add_parser(self.name, help=self.help)
+        parser = commands.add_parser(self.name, help=self.help, description=_sentence(self.help))
         subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
         for command in self.commands:
             command.add_to(subparsers)
+
+
+def _sentence(help: str) -> str:
+    """What a command's own help begins with, where the list of commands has a line without a capital and a stop."""
+    return f"{help[0].upper()}{help[1:]}."
 
 
 def positive(text: str) -> int:

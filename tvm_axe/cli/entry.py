@@ -39,17 +39,17 @@ COMMANDS: tuple[Command | Group, ...] = (
     run.COMMAND,
     show.COMMAND,
     check.COMMAND,
+    search.COMMAND,
     tune.COMMAND,
+    programs.COMMAND,
+    kernels.COMMAND,
+    tile.COMMAND,
+    stream.COMMAND,
+    layout.COMMAND,
+    db.COMMAND,
+    meta.COMMAND,
     worker.COMMAND,
     fleet.COMMAND,
-    search.COMMAND,
-    programs.COMMAND,
-    db.COMMAND,
-    layout.COMMAND,
-    meta.COMMAND,
-    stream.COMMAND,
-    tile.COMMAND,
-    kernels.COMMAND,
     cache.COMMAND,
     doctor.COMMAND,
     demo.COMMAND,
@@ -69,7 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     The exit code: 0, or 1 when a command that checks something finds it wrong, or 2 when something that the user gave
     cannot be used. Malformed options exit with 2 too, by way of `SystemExit`, and Ctrl-C gives 130.
     """
-    parser = argparse.ArgumentParser(prog="tvm-axe", description="Distribute, tune and run TensorIR kernels.")
+    parser = argparse.ArgumentParser(
+        prog="tvm-axe",
+        description="Distribute, tune and run TensorIR kernels.",
+        epilog="Begin with doctor and demo. `tvm-axe COMMAND --help` lists its options; docs/cli.md has examples.",
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_to(commands)

@@ -55,18 +55,23 @@ class GivenKernel(NamedTuple):
         return axe.compile(self.func, mesh=self.mesh, target=target, work_dir=work_dir)
 
 
-def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
+def add_kernel_arguments(
+    parser: argparse.ArgumentParser, kernel: str = "a @T.prim_func(s_tir=True) in a Python file"
+) -> None:
     """Add the arguments that the commands share."""
-    parser.add_argument("kernel", metavar="FILE.py:NAME", help="a @T.prim_func(s_tir=True) in a Python file")
+    parser.add_argument("kernel", metavar="FILE.py:NAME", help=kernel)
     parser.add_argument("--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: the file's `mesh`")
     parser.add_argument(
         "--schedule",
         metavar="FILE.py:NAME",
         help="a function that takes an axe.Schedule and applies primitives to it, or a trace that search saved (.json)",
     )
-    parser.add_argument("--target", help="what to compile for (default: the engine's devices, llvm if there is none)")
     parser.add_argument(
-        "--work-dir", default=WORK_DIR, metavar="DIR", help="tuning records are here (default: %(default)s)"
+        "--target",
+        help="what to compile for, such as llvm, cuda or cuda:sm_90a (default: what the devices run, llvm without)",
+    )
+    parser.add_argument(
+        "--work-dir", default=WORK_DIR, metavar="DIR", help="where tuning records are (default: %(default)s)"
     )
 
 
@@ -114,8 +119,8 @@ def given_target(args: argparse.Namespace) -> str:
     return registry.find(args.engine).target if "engine" in args else "llvm"
 
 
-def given_kernel(args: argparse.Namespace) -> GivenKernel:
-    """Load the kernel, the mesh and the schedule that the arguments name."""
+def given_kernel(args: argparse.Namespace, needed: str | None = None) -> GivenKernel:
+    """Load the kernel, the mesh and the schedule that the arguments name; `needed` says what a mesh is needed for."""
     from tvm import IRModule, tirx
 
     from tvm_axe.cli.inputs import call_given, load_attribute, read_trace
@@ -133,7 +138,7 @@ def given_kernel(args: argparse.Namespace) -> GivenKernel:
     elif args.schedule is not None:
         apply, schedule_file = load_attribute(args.schedule, isfunction, "a function that takes an axe.Schedule")
         files.insert(0, schedule_file)
-    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of(files, needed=apply is not None)
+    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of(files, needed or (apply and "a schedule"))
     if apply is None:
         return GivenKernel(func, mesh, None)
     sch = Schedule(func, mesh=mesh)
@@ -181,8 +186,8 @@ def _only_function(spec: str, mod: IRModule) -> PrimFunc:
     return found[0]
 
 
-def mesh_of(files: Sequence[ModuleType], needed: bool) -> Mesh:
-    """The variable `mesh` of the first file that has one; one device where no mesh is needed."""
+def mesh_of(files: Sequence[ModuleType], needed: str | None) -> Mesh:
+    """The variable `mesh` of the first file that has one; one device where nothing that is `needed` has one."""
     from tvm_axe.layout import Mesh
 
     for file in files:
@@ -190,5 +195,5 @@ def mesh_of(files: Sequence[ModuleType], needed: bool) -> Mesh:
         if isinstance(mesh, Mesh):
             return mesh
     if needed:
-        raise InputError("a schedule needs a mesh: give --mesh, as in --mesh tp=2, or a variable `mesh` in its file")
+        raise InputError(f"{needed} needs a mesh: give --mesh, as in --mesh tp=2, or a variable `mesh` in its file")
     return Mesh({"device": 1})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -228,4 +229,6 @@ def _line_of(error: BaseException, path: Path) -> str:
         if trace.tb_frame.f_code.co_filename == str(path):
             line = trace.tb_lineno
         trace = trace.tb_next
+    said = re.search(rf"^ --> {re.escape(str(path))}:(\d+):", str(error), re.MULTILINE)  # as TVMScript's parser says it
+    line = line if said is None else int(said[1])
     return f":{line}" if line else ""

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
-TARGETS = {"cpu": "llvm", "cuda": "cuda"}
-"""What ``--target`` takes, and the targets' kinds."""
+TARGETS = ("llvm", "cuda")
+"""What ``--target`` takes."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="which ones (default: all)")
     parser.add_argument("--check", action="store_true", help="run each over a set of shapes, beside numpy in float64")
-    parser.add_argument("--target", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--target", default="llvm", help="llvm, for this CPU, or cuda (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="draws the data of an earlier check again")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -40,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
     kernels = [_kernel(name) for name in args.names or KERNELS]
     if args.target not in TARGETS:
         raise InputError(f"--target is one of {', '.join(TARGETS)}, got {args.target!r}")
-    resolved = resolve_target(TARGETS[args.target])
+    resolved = resolve_target(args.target)
     if args.check:
         return _check(kernels, resolved, args.seed, args.json)
     if args.json:

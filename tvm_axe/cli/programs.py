@@ -19,7 +19,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: two on each axis that a program uses"
     )
     parser.add_argument("--programs", metavar="NAME,...", help="which ones (default: all)")
-    parser.add_argument("--size", choices=("test", "uneven", "bench"), default="test", help="(default: %(default)s)")
+    parser.add_argument(
+        "--size",
+        choices=("test", "uneven", "bench"),
+        default="test",
+        help="how large the arrays are: test divides by up to four devices, uneven doesn't, bench is worth timing "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 

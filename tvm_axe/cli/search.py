@@ -28,7 +28,7 @@ def _search(args: argparse.Namespace) -> None:
     from tvm_axe.cli.inputs import match_arrays, read_npz, write_trace
     from tvm_axe.meta.mesh.exhaustive import search
 
-    program = given_kernel(args)
+    program = given_kernel(args, needed="a search")
     inputs = None
     if args.inputs is not None:
         params = parameters(program.func)

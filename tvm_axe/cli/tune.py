@@ -29,7 +29,10 @@ __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_kernel_arguments(parser)
+    add_kernel_arguments(
+        parser,
+        "in a Python file: a @T.prim_func(s_tir=True), a module of such, a Relax model or a tile program with knobs",
+    )
     add_engine_argument(parser, gpus=True)
     parser.add_argument(
         "--trials", type=positive, default=64, help="measurements for each kernel on average (default: %(default)s)"
@@ -37,7 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--patience", type=positive, metavar="N", help="leave a kernel that N measurements in a row didn't make faster"
     )
-    parser.add_argument("--seed", type=int, help="of the search; the first candidates are the same for the same seed")
+    parser.add_argument("--seed", type=int, help="what the search draws by: the same seed, the same first candidates")
     parser.add_argument(
         "--pack-weights",
         action="store_true",
@@ -133,7 +136,7 @@ def _model(args: argparse.Namespace) -> tuple[IRModule, Any] | None:
         return None
     if args.schedule is not None:
         raise InputError(f"--schedule is for a kernel; {args.kernel} is a Relax model, which needs none")
-    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of([file], needed=False)
+    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of([file], needed=None)
     if mesh.size == 1:
         return model, given_target(args)
     exe = axe.compile(model, mesh=mesh, target=given_target(args), work_dir=None)

@@ -66,6 +66,6 @@ def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: f
         raise InputError(f"launch: mesh must be a Mesh, such as Mesh({{'tp': 2}}), not {mesh!r}")
     mesh = Mesh.of(mesh)
     found.check(mesh)
-    if not timeout > 0:
+    if not (isinstance(timeout, int | float) and timeout > 0):
         raise InputError(f"launch: timeout must be a positive number of seconds, not {timeout!r}")
     return Workers(mesh, found, found.launch(mesh, timeout, **options))

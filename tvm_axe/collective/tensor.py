@@ -129,8 +129,9 @@ class MeshTensor:
         holding: Holding | None = None,
         workers: Workers | None = None,
     ) -> None:
-        if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in shape):
-            raise InputError(f"mesh_tensor: shape must be positive ints, not {shape!r}")
+        extents = (0,) if isinstance(shape, int | np.integer) else shape  # a number is no shape
+        if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in extents):
+            raise InputError(f"mesh_tensor: shape must be a sequence of positive ints, not {shape!r}")
         self.shape = tuple(int(n) for n in shape)
         self.shared = shared
         self._numpy_type = check_dtype(dtype)

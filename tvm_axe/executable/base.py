@@ -17,6 +17,7 @@ from tvm_axe.executable.arguments import Arrays, Input, foreign, given_back, mat
 from tvm_axe.executable.session import Session
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import Stage
+from tvm_axe.machines.registry import described
 from tvm_axe.notebook import preformatted
 from tvm_axe.schedule import Schedule
 from tvm_axe.schedule.tiles import choices_in
@@ -257,6 +258,10 @@ class Executable:
         Once `trace` or `time` has measured on a mesh, also what the search's model predicts beside what was measured.
         """
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        devices = "one device" if self.mesh is None else f"the mesh {self.mesh}"
+        return f"<an executable of {self.name} on {devices}, for {described(self.target)}; show() says more>"
 
     def _repr_html_(self) -> str:
         return preformatted(self.show())

@@ -58,6 +58,15 @@ def pack(array: NDArray[Any], layout: MemoryLayout) -> NDArray[Any]:
 def unpack(memory: NDArray[Any], layout: MemoryLayout, shape: Sequence[int]) -> NDArray[Any]:
     """Return the array of `shape` whose elements lie in `memory` as `layout` says. Law: it undoes `pack`.
 
+    Parameters
+    ----------
+    memory : numpy.ndarray
+        One dimension of ``memory_size(layout)`` elements, as `pack` gives it.
+    layout : Layout or ComposeLayout
+        The address of each element, along linear memory alone.
+    shape : sequence of int
+        The extents of the array.
+
     Raises
     ------
     LayoutError

@@ -16,7 +16,7 @@ from pathlib import Path
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.errors import TileError
+from tvm_axe.errors import TileError, TuneError
 from tvm_axe.machines import cache
 from tvm_axe.machines.target import architecture
 
@@ -49,6 +49,8 @@ def cubin(source: str, target: Target, store: cache.Cache) -> bytes:
     ------
     TileError
         There is neither nvcc nor nvrtc, or nvrtc without the toolkit's headers.
+    TuneError
+        The compiler knows no such architecture.
     """
     compiler = find_compiler()
     arch = architecture(target)
@@ -87,12 +89,22 @@ def _nvrtc(source: str, arch: str) -> bytes:
     try:
         return _tvm.nvrtc_cubin(source, arch)
     except RuntimeError as error:
+        if "invalid value for --gpu-architecture" in str(error):
+            raise _unknown(arch, "nvrtc") from error
         if not str(error).startswith("Cannot find CUDA"):
             raise
         raise TileError(
             f"nvrtc needs the CUDA toolkit's headers: {error}; set CUDA_PATH to the folder whose include/ has "
             "cuda_runtime.h"
         ) from error
+
+
+def _unknown(arch: str, compiler: str) -> TuneError:
+    """The error of an architecture that a compiler doesn't know."""
+    return TuneError(
+        f"target: {compiler} knows no GPU architecture {arch}; valid is one that it has, such as cuda:sm_90a "
+        "(nvcc --list-gpu-code prints them), or a newer CUDA toolkit"
+    )
 
 
 def _nvcc(path: str, source: str, arch: str) -> bytes:
@@ -102,5 +114,7 @@ def _nvcc(path: str, source: str, arch: str) -> bytes:
         generate = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
         done = subprocess.run([path, *_FLAGS, generate, "-o", binary, code], capture_output=True, text=True)
         if done.returncode != 0:
+            if "Unsupported gpu architecture" in done.stderr:
+                raise _unknown(arch, path)
             raise RuntimeError(f"nvcc refuses generated code for {arch}:\n{done.stderr}")
         return binary.read_bytes()

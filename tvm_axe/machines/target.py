@@ -44,6 +44,10 @@ _CUDA_LIMITS = {
     "max_shared_memory_per_block": 48 << 10,
     "registers_per_block": Gpu.registers,
 }
+_VALID = (
+    '"llvm" for this machine\'s CPU, "cuda" for its GPU, "cuda:sm_90a" or "rocm:gfx942" for one that need not be here, '
+    "a target's JSON, and tvm.target.Target"
+)
 _GENERIC = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 
 
@@ -121,12 +125,13 @@ def as_given(target: str | dict[str, Any] | Target) -> dict[str, Any]:
             target = {"kind": "rocm", "mcpu": target.removeprefix("rocm:")}
         elif isinstance(target, str) and target in Target.list_kinds():
             target = {"kind": target}
+        if target == {"kind": "cuda"}:  # where there is no GPU, upstream warns that it takes sm_50
+            return dict(target)
         found = Target(target)  # which refuses what is none
         return dict(target) if isinstance(target, dict) else dict(found.export())
     except (ValueError, TypeError) as error:  # JSON's errors are ValueErrors too
-        raise TuneError(
-            f"target: {target!r} names no target: {error}; valid is a kind such as 'llvm', or JSON"
-        ) from error
+        why = str(error).partition(" Target creation from")[0].rstrip(". ")  # upstream repeats what was given
+        raise TuneError(f"target: {target!r} names no target: {why}; valid are {_VALID}") from error
 
 
 @functools.cache

@@ -168,6 +168,9 @@ class TuneResult:
             return "\n".join(lines)
         return "\n".join([_HEAD, *(found.row(apart) for found, apart in _set_apart(self.schedules))])
 
+    def __str__(self) -> str:
+        return self.table()
+
     def _repr_html_(self) -> str:
         return preformatted(self.table())
 

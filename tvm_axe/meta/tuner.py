@@ -100,15 +100,16 @@ def tune(
     ------
     TuneError
         If `trials` or `patience` is not positive, `work_dir` or `report` cannot be written, there is nothing to tune,
-        or a module is to be tuned on a mesh; if weights cannot be packed, or what a function says of them is wrong
-        (`tvm_axe.records.packing`); if there is no tracker.
+        or a module is to be tuned on a mesh; if this machine has no such device as the target's, and no other measures;
+        if weights cannot be packed, or what a function says of them is wrong (`tvm_axe.records.packing`); if there is
+        no tracker.
     InputError
         If `fleet`, `key` and `workers` name no machines.
     """
     machines = fleet_of(fleet, key, workers)
     for name, value in (("trials", trials), ("patience", patience)):
-        if value is not None and value < 1:
-            raise TuneError(f"{name}: at least one candidate is needed, not {value}")
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise TuneError(f"{name}: at least one candidate is needed, not {value!r}")
     place, page = Path(work_dir), None if report is None else Path(report)
     if mesh is None and isinstance(program, tirx.PrimFunc | IRModule):
         with crew_for(machines, target, place, progress) as crew:

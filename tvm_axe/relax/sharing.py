@@ -93,6 +93,7 @@ def share_model(
         (`tvm_axe.relax.meshes`): which dimension of a value each shares is chosen.
     memory : float, optional
         Bytes of weights that a device may hold, or up to 1 the part of all; one device's share and 5% if left out.
+        Where all ways hold more, the one that holds least is taken: 0 asks for that.
     pins : mapping, optional
         Values, by patterns of the names of parameters (``"layers.*.q_proj.weight"``) or, if they match none, of
         variables (``"lv3"``), with the dimension that is to be shared in blocks, None for whole on every device, the
@@ -124,6 +125,8 @@ def share_model(
         If a pin names no value, two pins differ about one, or one asks for a dimension that can't be shared; if pins
         have a device hold more weights than `memory` allows; or if there is no variable of a name in `values`.
     """
+    if not isinstance(memory, int | float | None):
+        raise InputError(f"memory: bytes of weights a device, or up to 1 the part of all, as a number, not {memory!r}")
     over = [axis] if axis is not None else [name for name, size in mesh.axes.items() if size > 1] or mesh.names[:1]
     along = {name: mesh[name] for name in over}  # an error where the mesh has no such axis
     operators = operators_of(along, rates, meets)

@@ -88,7 +88,7 @@ class Schedule(s_tir.Schedule):
     Raises
     ------
     ScheduleError
-        If `mod` is neither, or a function of it has nothing that could be scheduled.
+        If `mod` is neither, or a function of it has nothing that could be scheduled; or if there is no mesh.
     """
 
     __slots__ = ("applied", "mesh", "origin", "renamed")
@@ -101,10 +101,12 @@ class Schedule(s_tir.Schedule):
     renamed: frozenset[str]
     """The blocks' names that upstream doesn't know, or gave to several: those of which a block was told apart."""
 
-    def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh | Mapping[str, int], **options: Any) -> None:
+    def __init__(
+        self, mod: PrimFunc | IRModule, *, mesh: Mesh | Mapping[str, int] | None = None, **options: Any
+    ) -> None:
         if not isinstance(mod, PrimFunc | IRModule):
             raise ScheduleError(
-                f"Schedule: a {type(mod).__name__} can't be scheduled; valid is a function over whole tensors, "
+                f"Schedule: {mod!r} can't be scheduled; valid is a function of TensorIR over whole tensors, "
                 "@T.prim_func(s_tir=True), or a module whose main is one"
             )
         functions = [mod] if isinstance(mod, PrimFunc) else [func for _, func in mod.functions_items()]
@@ -112,6 +114,11 @@ class Schedule(s_tir.Schedule):
             why = why_unschedulable(func) if isinstance(func, PrimFunc) else None
             if why is not None:
                 raise ScheduleError(f"Schedule: {why}")
+        if mesh is None:
+            raise ScheduleError(
+                'Schedule: name the mesh, for example mesh={"tp": 2}; a function for one device is scheduled by '
+                "tvm.s_tir.Schedule"
+            )
         super().__init__(mod, **options)
         self.mesh = Mesh.of(mesh)
         self.origin = self.mod

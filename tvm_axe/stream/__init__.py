@@ -6,7 +6,11 @@ when it runs. `StreamProgram.run` computes it, simulates it on an `Accelerator`,
 Programs (arXiv 2511.07776).
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+if find_spec("sympy") is None:
+    raise ImportError("tvm_axe.stream needs sympy, which comes with an extra: pip install tvm-axe[stream]")
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.memory import Accelerator, OffChip

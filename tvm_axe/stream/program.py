@@ -204,6 +204,8 @@ class StreamProgram:
         """
         from tvm_axe.stream.running import run
 
+        if not isinstance(inputs, Mapping | None):
+            raise StreamError(f"program {self.name!r}: inputs are a mapping from name to values, not {inputs!r}")
         return run(self, dict(inputs or {}), accelerator, values, trace, max_cycles)
 
     def __str__(self) -> str:

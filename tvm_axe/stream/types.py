@@ -247,6 +247,8 @@ DataType: TypeAlias = Tile | Selector | Scalar | Buffer | Tuple
 
 def as_dims(shape: Sequence[Dim | Size]) -> tuple[Dim, ...]:
     """Return the dims of a shape whose regular ones may be given by their sizes."""
+    if not isinstance(shape, Iterable):
+        raise StreamError(f"a shape is a sequence of dims, such as ({shape},), not {shape!r}")
     return tuple(dim if isinstance(dim, Dim) else Dim(dim) for dim in shape)
 
 

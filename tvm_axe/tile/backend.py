@@ -97,10 +97,8 @@ def tile_backend_of(target: Target) -> TileBackend:
     if isinstance(found, TileBackend):
         return found
     able = _able()
-    kinds, names = dict.fromkeys(own.kind for own in able), [own.name for own in able]
-    raise TileError(
-        f"target {described(target)}: tile programs run on {' and '.join(kinds)}, by the back ends {', '.join(names)}"
-    )
+    valid = [":".join((own.kind, *own.attributes.values())) for own in able]
+    raise TileError(f"target {described(target)}: tile programs run on none such; valid are {', '.join(valid)}")
 
 
 def tile_targets() -> list[Target]:

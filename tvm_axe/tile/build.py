@@ -213,6 +213,9 @@ class TileExecutable:
         made += [f"slow: {what}" for what in backend.slow(self._plan, self._built)]
         return "\n".join([self._plan.explain(), *(["compiled"] if made else []), *(f"    {line}" for line in made)])
 
+    def __repr__(self) -> str:
+        return f"<an executable of the tile program {self.name}, for {self._backend.name}; explain() says more>"
+
     def _repr_html_(self) -> str:
         return preformatted(self.explain())
 
@@ -283,7 +286,7 @@ def _chosen(
 
 
 def _resolved(target: str | Mapping[str, Any] | Target) -> Target:
-    return resolve_target(target if isinstance(target, str | Target) else dict(target))
+    return resolve_target(dict(target) if isinstance(target, Mapping) else target)
 
 
 def compile_all(

@@ -72,6 +72,7 @@ from tvm import ir, sym, tirx
 from tvm.script import tirx as T
 from tvm.script.tirx import tile as primitives
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
 
@@ -181,7 +182,7 @@ def kernel(
         for dimension, extent in enumerate(grid):
             annotations = {GRID: dimension, **(options if dimension == 0 else {})}
             points.append(loops.enter_context(T.serial(0, extent, annotations=annotations)))
-        yield tuple(points) if len(points) > 1 else points[0]
+        yield loops.enter_context(_named("kernel", points))
 
 
 @contextlib.contextmanager
@@ -213,13 +214,32 @@ def parallel(*extents: Any, distinct: bool = False) -> Iterator[Any]:
             loops.enter_context(T.parallel(0, extent, annotations={} if dimension else annotations))
             for dimension, extent in enumerate(extents)
         ]
+        yield loops.enter_context(_named("parallel", points))
+
+
+@contextlib.contextmanager
+def _named(word: str, points: Sequence[tirx.Var]) -> Iterator[Any]:
+    """Yield the coordinates of a ``with``; say how they are named if what stands behind ``as`` doesn't take them."""
+    try:
         yield tuple(points) if len(points) > 1 else points[0]
+    except Exception as error:
+        if isinstance(error, TileError) or not _tvm.is_of_naming(error):
+            raise
+        names = "ijklmnop"[: len(points)]
+        valid = f"({', '.join(names)})" if len(points) > 1 else "i, without brackets"
+        extents = "1 extent, so 1 coordinate" if len(points) == 1 else f"{len(points)} extents, so as many coordinates"
+        raise TileError(f"{word}: it has {extents}; valid is `as {valid}`") from error
 
 
 def pipelined(start: Any, stop: Any = None, *, stages: Any = None) -> Any:
-    """A loop, in order, whose loads run up to ``stages - 1`` iterations ahead; without `stages` inferred.
+    """Open a loop, in order, whose loads run up to ``stages - 1`` iterations ahead; yields its variable.
 
-    A knob's value 0 leaves it to be inferred, too.
+    Parameters
+    ----------
+    start, stop : int or Expr
+        The loop runs from `start` up to `stop`, or from 0 up to `start` where there is no `stop`.
+    stages : int, optional
+        How many iterations' tiles are held at once; inferred if left out, and where a knob's value is 0.
 
     Raises
     ------
@@ -232,17 +252,27 @@ def pipelined(start: Any, stop: Any = None, *, stages: Any = None) -> Any:
 
 
 def shared(shape: Sequence[Any], dtype: str, *, layout: Layout | ComposeLayout | None = None) -> tirx.Buffer:
-    """A tile that all threads of a block see: shared memory on a GPU, a buffer in the core's cache on a CPU."""
+    """Allocate a tile that all threads of a block see: shared memory on a GPU, a buffer in the core's cache on a CPU.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Its extents: constants, names of numbers, knobs.
+    dtype : str
+        The type of an element.
+    layout : Layout or ComposeLayout, optional
+        Where its elements lie, instead of the inferred layout; a `ComposeLayout` has a swizzle.
+    """
     return _allocate(shape, dtype, "shared", layout)
 
 
 def fragment(shape: Sequence[Any], dtype: str, *, layout: Layout | None = None) -> tirx.Buffer:
-    """A tile spread over the registers of a block's threads, as `layout` or the inferred one says."""
+    """Allocate a tile, as `shared` does, that is spread over the registers of a block's threads."""
     return _allocate(shape, dtype, FRAGMENT, layout)
 
 
 def local(shape: Sequence[Any], dtype: str) -> tirx.Buffer:
-    """A small tile of which every thread holds all, such as a running length."""
+    """Allocate a small tile, as `shared` does, of which every thread holds all, such as a running length."""
     return _allocate(shape, dtype, "local", None)
 
 
@@ -280,7 +310,7 @@ def cast(src: Any, dst: Any) -> Any:
 
 
 def fill(dst: Any, value: float) -> Any:
-    """Set every element of a tile."""
+    """Set every element of the tile `dst` to `value`, a number or an expression."""
     return primitives.fill(dst, tirx.const(value, _buffer(dst).dtype) if isinstance(value, (int, float)) else value)
 
 
@@ -323,25 +353,36 @@ def gemm(
 
 
 def sum(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
-    """Sum a tile along `axis` into `dst`, of the shape without it; with `accumulate`, added to what `dst` holds.
+    """Sum a tile along one of its dimensions.
 
     Where `dst` is of integers, it is the result that becomes one of them, and not each element.
+
+    Parameters
+    ----------
+    src : Buffer or BufferRegion
+        The tile, such as one of (M, N).
+    dst : Buffer
+        The tile of the sums, of the shape without `axis`: (M,) for the last one.
+    axis : int
+        The dimension that is summed over; from the end if negative.
+    accumulate : bool
+        Whether the sums are added to what `dst` holds.
     """
     return primitives.sum(dst, src, axis, accumulate)
 
 
 def max(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
-    """The largest element along `axis`; with `accumulate`, of what `dst` holds too."""
+    """Keep in `dst` the largest element along `axis`, with `accumulate` of what it holds too; as `sum` takes them."""
     return primitives.max(dst, src, axis, accumulate)
 
 
 def min(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
-    """The smallest element along `axis`; with `accumulate`, of what `dst` holds too."""
+    """Keep in `dst` the smallest element along `axis`, with `accumulate` of what it holds too; as `sum` takes them."""
     return primitives.min(dst, src, axis, accumulate)
 
 
 def cdiv(a: Any, b: Any) -> Any:
-    """The quotient rounded up: how many tiles of `b` cover `a`."""
+    """Give the quotient rounded up: how many tiles of `b` cover `a`."""
     return -(-a // b) if isinstance(a, int) and isinstance(b, int) else (a + (b - 1)) // b
 
 

@@ -59,5 +59,11 @@ def emit(decided: Plan, apart: int = 1) -> tirx.PrimFunc:
 
 
 def explain(program: tirx.PrimFunc | TileProgram, target: str | Target) -> str:
-    """Every decision about a tile program on a target, a line each, with its reason."""
+    """Say every decision about a tile program on a target, a line each, with its reason.
+
+    Raises
+    ------
+    TileError
+        As `plan`.
+    """
     return plan(program, target).explain()

@@ -99,9 +99,10 @@ class Reader:
 
     def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
         if not (isinstance(stmt, tirx.For) and GRID in stmt.annotations):
+            instead = "; a function of blocks is compiled by tvm_axe.compile" if self.func.attrs.get("s_tir") else ""
             raise TileError(
-                "a tile program is one `with tile.kernel(...)` and nothing beside it; "
-                f"found {type(stmt).__name__} at its top"
+                "a tile program is one `with tile.kernel(...)` and nothing beside it; found "
+                f"{type(stmt).__name__} at its top{instead}"
             )
         grid, options = [], {}
         while isinstance(stmt, tirx.For) and GRID in stmt.annotations:

@@ -57,7 +57,7 @@ def test_a_wrong_result_is_said_and_ends_with_1(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     "argv, message",
-    [(["mathmul"], "no kernel mathmul; there are matmul"), (["--target", "tpu"], "--target is one of cpu, cuda")],
+    [(["mathmul"], "no kernel mathmul; there are matmul"), (["--target", "tpu"], "--target is one of llvm, cuda")],
 )
 def test_refusals(capsys, argv, message):
     assert run(*argv) == 2

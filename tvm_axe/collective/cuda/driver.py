@@ -29,7 +29,10 @@ def _bindings() -> Any:
     try:
         (code,) = driver.cuInit(0)
     except RuntimeError as error:  # no library
-        raise InputError(f'engine "cuda" finds no CUDA driver on this machine ({error}); install NVIDIA\'s') from None
+        raise InputError(
+            f'engine "cuda" finds no CUDA driver on this machine; install NVIDIA\'s display driver, or compile for '
+            f'"llvm", which runs on processes ({error})'
+        ) from None
     if code != driver.CUresult.CUDA_SUCCESS:
         raise InputError(f'engine "cuda" can\'t start the CUDA driver, which says {_said(driver, code)}')
     return driver

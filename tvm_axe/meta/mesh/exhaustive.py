@@ -23,7 +23,7 @@ from tvm_axe.meta.mesh.bench import ProgramBench, random_inputs
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.devices import Devices
 from tvm_axe.meta.mesh.finals import chosen, median_seconds, run_finals, with_best
-from tvm_axe.meta.mesh.job import base_of, in_order, name_of, outcomes
+from tvm_axe.meta.mesh.job import base_of, check_keep, in_order, name_of, outcomes
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.model import ProgramModel
 from tvm_axe.meta.mesh.moves import Candidate, schedules
@@ -109,8 +109,8 @@ def search(
     Raises
     ------
     TuneError
-        If a number is out of range, the engine's devices don't run the target's code, or no schedule of the program
-        could be run.
+        If a number is out of range, `keep` names what is no output, the engine's devices don't run the target's code,
+        or no schedule of the program could be run.
     LowerError
         If no mesh is given, or the program itself can't be lowered.
     ScheduleError
@@ -126,6 +126,7 @@ def search(
             raise TuneError(f"{name}: must be at least {least}, not {number}")
     start, work_dir = time.monotonic(), Path(work_dir)
     seed = base_of("search", program, mesh, seed_schedule)
+    check_keep(seed, keep)
     resolved = program_target(seed.mesh, target)
     devices = Devices.of(resolved, engine, options)
     rates = devices.rates if link is None else devices.rates._replace(link=link)

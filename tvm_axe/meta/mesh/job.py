@@ -15,6 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.directions import directions
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError, TuneError
 from tvm_axe.layout import Mesh
@@ -108,8 +109,8 @@ def tune_program(
     Raises
     ------
     TuneError
-        If `trials` is not positive, `work_dir` cannot be used, the engine's devices don't run the target's code, or no
-        schedule could be run.
+        If `trials` is not positive, `work_dir` cannot be used, `keep` names what is no output, the engine's devices
+        don't run the target's code, or no schedule could be run.
     LowerError
         If no mesh is given, or the program itself can't be lowered.
     ScheduleError
@@ -141,6 +142,7 @@ def _tune(
     """Tune a program, measured here or by a crew; `tune_program` has the parameters."""
     resolved = program_target(base.mesh, target) if crew is None else crew.target
     devices = Devices.of(resolved, engine, options)
+    check_keep(base, keep)
     mod = program_workload(base.mod["main"], base.mesh, devices, keep)
     candidates = Candidates(None, devices)
     candidates.lowered(mod)  # an error in the program itself is the caller's
@@ -230,7 +232,7 @@ def base_of(
     LowerError
         If no mesh is given, or another one than the schedule's.
     TuneError
-        If it is a Relax model.
+        If it is a Relax model, or no program at all.
     """
     if isinstance(program, IRModule) and is_model(program):
         raise TuneError(
@@ -243,9 +245,28 @@ def base_of(
         if mesh is not None and mesh != program.mesh:
             raise LowerError(f"{primitive}: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
         return program
+    if not isinstance(program, tirx.PrimFunc | IRModule):
+        raise TuneError(f"{primitive}: {program!r} is no program; valid are a function of TensorIR and a schedule")
     if mesh is None:
         raise LowerError(f'{primitive}: name the mesh, for example mesh=axe.Mesh({{"tp": 2}})')
     return schedule(program, mesh)
+
+
+def check_keep(base: Schedule, keep: Collection[str]) -> None:
+    """Refuse names of outputs that may stay sharded where the program has no such output.
+
+    Raises
+    ------
+    TuneError
+        If there is such a name.
+    """
+    if isinstance(keep, str):
+        raise TuneError(f"keep: a collection of names, such as {[keep]!r}, not {keep!r}")
+    (func,) = base.origin.functions.values()
+    outputs = [str(param.name) for param, is_one in zip(func.params, directions(func)) if is_one.is_output]
+    unknown = [name for name in keep if name not in outputs]
+    if unknown:
+        raise TuneError(f"keep: the program has no output {', '.join(unknown)}; its outputs are {', '.join(outputs)}")
 
 
 def name_of(base: Schedule) -> str:

@@ -8,7 +8,7 @@ noise the default stays.
 
 MetaSchedule's databases know one opinion only, that the least time is the best. What the turns said is therefore
 written into the records themselves: each finalist's time is replaced by the median of its turns, and no record may say
-less than that of the one that was chosen. `tvm_axe.meta.apply_best` and upstream's ``get_top_k`` then choose the same.
+less than that of the one chosen. `tvm_axe.records.apply_best` and upstream's ``get_top_k`` then choose the same.
 All of it is one replacement of the file, so that a job that is killed before has lost the finals and nothing else; the
 next one sees by the log of trials that the best was never confirmed, and does that first.
 """

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import tvm
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
@@ -52,9 +53,15 @@ def tune_kernels(
     Raises
     ------
     TuneError
-        If `work_dir` or `report` cannot be written, there is nothing to tune, weights cannot be packed, or what a
-        function says of them is wrong.
+        If `work_dir` or `report` cannot be written, there is nothing to tune, this machine has no such device as the
+        target's and there is no crew, weights cannot be packed, or what a function says of them is wrong.
     """
+    backend = backend_of(target)
+    if crew is None and not (backend.on_host or tvm.device(backend.device).exist):
+        raise TuneError(
+            f"target: candidates for {backend.name} are measured, and this machine has no {backend.device} device; "
+            "tune on one that has, or have such machines measure (fleet= and key=)"
+        )
     workloads, left_out = workloads_of(program, target, pack_weights, values)
     if not workloads:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items()) or "the module is empty"

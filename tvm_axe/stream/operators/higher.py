@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token, encode
 from tvm_axe.stream.engine import Process, Unit
+from tvm_axe.stream.functions import TileFunction
 from tvm_axe.stream.operators.base import Operator, pipe, shape_of
 from tvm_axe.stream.operators.pricing import (
     Price,
@@ -33,8 +34,17 @@ from tvm_axe.stream.types import (
 from tvm_axe.stream.values import lengths_fault, seen, value_check
 
 if TYPE_CHECKING:
-    from tvm_axe.stream.functions import TileFunction
     from tvm_axe.stream.graph import Node
+
+
+def _checked(kind: str, function: object) -> TileFunction:
+    """Return what an operator applies; refuse a function that says neither what it gives nor what it costs."""
+    if not isinstance(function, TileFunction):
+        raise StreamError(
+            f"{kind}: {function!r} is no TileFunction; valid is one of tvm_axe.stream.functions, such as "
+            "functions.matmul(), or functions.TileFunction(name, call, result, flops) of your own"
+        )
+    return function
 
 
 class Map(Operator):
@@ -43,7 +53,7 @@ class Map(Operator):
     kind = "Map"
 
     def __init__(self, function: TileFunction, compute: int | None, writes: bool) -> None:
-        self.function, self.compute, self.writes = function, compute, writes
+        self.function, self.compute, self.writes = _checked(self.kind, function), compute, writes
 
     @property
     def label(self) -> str:
@@ -98,7 +108,7 @@ class Scan(Operator):
     kind = "Scan"
 
     def __init__(self, function: TileFunction, rank: int, compute: int | None, writes: bool) -> None:
-        self.function, self.rank, self.compute, self.writes = function, rank, compute, writes
+        self.function, self.rank, self.compute, self.writes = _checked(self.kind, function), rank, compute, writes
 
     @property
     def label(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY
 from tvm_axe.stream.engine import Channel, Process, Unit
 from tvm_axe.stream.operators.base import Operator, shape_of
@@ -20,6 +21,8 @@ class _Load(Operator):
 
     def __init__(self, tensor: Tensor, tile: tuple[int, int] | Tile) -> None:
         self.tensor = tensor
+        if not isinstance(tile, Tile) and len(tile) != 2:
+            raise StreamError(f"a tile of {tensor} has rows and columns, such as (16, 32), not {tile!r}")
         self.data = tile if isinstance(tile, Tile) else Tile(*tile, tensor.dtype)
         self.tile = self.data.shape
 
