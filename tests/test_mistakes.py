@@ -45,9 +45,13 @@ def loads() -> tuple[StreamProgram, axe.AxeError]:
         (
             lambda: axe.Schedule(len, mesh={"tp": 2}),
             axe.ScheduleError,
-            "len> can't be scheduled; valid is a function of",
+            "len>, a builtin_function_or_method, can't be scheduled; valid is a function of",
         ),
-        (lambda: axe.compile(len), axe.LowerError, "len> is no program; valid are a schedule, a function of TensorIR"),
+        (
+            lambda: axe.compile(len),
+            axe.LowerError,
+            "len>, a builtin_function_or_method, is no program; valid are a schedule, a function of TensorIR",
+        ),
         (
             lambda: axe.compile(nn.Linear(4, 4)),
             axe.LowerError,
@@ -67,7 +71,11 @@ def loads() -> tuple[StreamProgram, axe.AxeError]:
         (lambda: tile.compile(double, target=3), axe.TuneError, "3 names no target: .*; valid are"),
         (lambda: tile.compile(double), axe.TileError, "SBlockRealize at its top; a function of blocks is compiled by"),
         (lambda: axe.launch({"tp": 2}, timeout="60"), axe.InputError, "positive number of seconds, not '60'"),
-        (lambda: axe.tune(len), axe.TuneError, "len> is no program; valid are a function of TensorIR and a schedule"),
+        (
+            lambda: axe.tune(len),
+            axe.TuneError,
+            "len>, a builtin_function_or_method, is no program; valid are a function of TensorIR and a schedule",
+        ),
         (lambda: axe.tune(double, trials="8"), axe.TuneError, "trials: at least one candidate is needed, not '8'"),
         (
             lambda: axe.tune(double, mesh={"tp": 2}, keep=["c"]),

@@ -301,8 +301,8 @@ def _uncompilable(given: object) -> str:
     if isinstance(given, tuple) and given and isinstance(given[0], IRModule):
         return "a tuple with a module first, as export_tvm gives it, is no program; compile its first element"
     return (
-        f"{given!r} is no program; valid are a schedule, a function of TensorIR, @T.prim_func(s_tir=True), and a "
-        "module with such a function or with a Relax model"
+        f"{given!r}, a {type(given).__name__}, is no program; valid are a schedule, a function of TensorIR, "
+        "@T.prim_func(s_tir=True), and a module with such a function or with a Relax model"
     )
 
 

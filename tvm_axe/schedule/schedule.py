@@ -106,7 +106,7 @@ class Schedule(s_tir.Schedule):
     ) -> None:
         if not isinstance(mod, PrimFunc | IRModule):
             raise ScheduleError(
-                f"Schedule: {mod!r} can't be scheduled; valid is a function of TensorIR over whole tensors, "
+                f"Schedule: {mod!r}, a {type(mod).__name__}, can't be scheduled; valid is a function of TensorIR, "
                 "@T.prim_func(s_tir=True), or a module whose main is one"
             )
         functions = [mod] if isinstance(mod, PrimFunc) else [func for _, func in mod.functions_items()]

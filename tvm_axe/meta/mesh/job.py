@@ -246,7 +246,8 @@ def base_of(
             raise LowerError(f"{primitive}: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
         return program
     if not isinstance(program, tirx.PrimFunc | IRModule):
-        raise TuneError(f"{primitive}: {program!r} is no program; valid are a function of TensorIR and a schedule")
+        given = f"{program!r}, a {type(program).__name__}"
+        raise TuneError(f"{primitive}: {given}, is no program; valid are a function of TensorIR and a schedule")
     if mesh is None:
         raise LowerError(f'{primitive}: name the mesh, for example mesh=axe.Mesh({{"tp": 2}})')
     return schedule(program, mesh)
