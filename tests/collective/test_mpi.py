@@ -93,7 +93,7 @@ def run(ranks: int, script: str, hosts_of: int | None = None, plain: bool = Fals
 
 
 # One machine; then several, also of different sizes.
-@pytest.mark.parametrize(("ranks", "hosts_of"), [(1, 1), (2, 2), (3, 3), (4, 4), (2, 1), (3, 2), (4, 2)])
+@pytest.mark.parametrize(("ranks", "hosts_of"), [(1, 1), (2, 2), (4, 4), (3, 2), (4, 2)])
 def test_what_every_engine_does(ranks: int, hosts_of: int) -> None:
     """The tests of these files on rank 0, but for those of processes that the engine starts."""
     files = [str(HERE / name) for name in ("in_job.py", "test_workers.py", "test_recording.py")]
@@ -252,8 +252,7 @@ def test_killing_at_any_moment() -> None:
 NOT_STARTED = "tvm_axe: launch: MPI did not start within"
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
-@pytest.mark.parametrize("hosts_of", [3, 1])
+@pytest.mark.parametrize(("how", "hosts_of"), [("SIGKILL", 3), ("SIGINT", 1)])
 def test_ranks_end_with_rank_0(how: str, hosts_of: int) -> None:
     """By Ctrl-C, which leaves the ranks usable, or without a word."""
     output, errors, status = run(
@@ -402,8 +401,7 @@ def test_a_rank_that_dies_while_it_launches(victim: int) -> None:
 MESHES = {"other": '{"tp": 3} if RANK != 1 else {"dp": 3}', "too small": '{"tp": 2}'}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("caught", [False, True])
+@pytest.mark.parametrize(("mesh", "caught"), zip(MESHES, [False, True]))
 def test_a_refused_launch_ends_as_python_does(mesh: str, caught: bool) -> None:
     """With the error's own exit status and no signal of MPI's."""
     script = f"""

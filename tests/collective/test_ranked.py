@@ -44,7 +44,7 @@ def run(ranks: int, script: str, hosts_of: int = 1) -> list[tuple[str, str, int]
     return ended(start(ranks, "-c", NAMES + textwrap.dedent(script), hosts_of=hosts_of), 240)
 
 
-@pytest.mark.parametrize(("ranks", "hosts_of"), [(2, 2), (2, 1), (3, 2), (4, 2)])
+@pytest.mark.parametrize(("ranks", "hosts_of"), [(2, 1), (3, 2), (4, 2)])
 @pytest.mark.parametrize("engine", ["ranks", "apart-ranks", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_what_every_engine_does(request: pytest.FixtureRequest, engine: str, ranks: int, hosts_of: int) -> None:
     """On the ranks' cores, and on devices with memory of their own, which those of a host map; also on GPUs."""
