@@ -26,6 +26,7 @@ from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
 _ENTRY = "tvm_axe.collective.serving:serve"
+_OPENING = 30.0  # seconds at most; opening a session takes milliseconds, and a loaded machine some more
 
 
 class LocalSession(Session):
@@ -68,9 +69,16 @@ class LocalSession(Session):
             pipes = [self._fork(rank) for rank in range(1, self._mesh.size)] if self._site.alone else None
             # In a thread of its own, because Ctrl-C raises in the main thread only: an exception in Disco's callback
             # would leave a half-made session, whose destructor never returns.
-            self._opener = threading.Thread(target=self._open, args=(pipes,))
+            self._opener = threading.Thread(target=self._open, args=(pipes,), daemon=True)
             self._opener.start()
-            self._opener.join()
+            self._opener.join(min(self._timeout, _OPENING))
+            if self._opener.is_alive():
+                # Where a thread can't be made Disco throws, and then waits in vain for those that it has made.
+                self._opener = None
+                raise WorkerError(
+                    f"launch: {self._mesh.size} workers did not start within {min(self._timeout, _OPENING):g} s; "
+                    "if a thread had no memory, raise the limit of the address space (ulimit -v)"
+                )
             if self._disco is None:
                 raise WorkerError(f"Disco could not open a session of {self._mesh.size} workers")
             self.run("start")
