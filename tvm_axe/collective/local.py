@@ -71,12 +71,13 @@ class LocalSession(Session):
             # would leave a half-made session, whose destructor never returns.
             self._opener = threading.Thread(target=self._open, args=(pipes,), daemon=True)
             self._opener.start()
-            self._opener.join(min(self._timeout, _OPENING))
+            limit = min(self._timeout, _OPENING)
+            self._opener.join(limit)
             if self._opener.is_alive():
                 # Where a thread can't be made Disco throws, and then waits in vain for those that it has made.
                 self._opener = None
                 raise WorkerError(
-                    f"launch: {self._mesh.size} workers did not start within {min(self._timeout, _OPENING):g} s; "
+                    f"launch: {self._mesh.size} workers did not start within {limit:g} s; "
                     "if a thread had no memory, raise the limit of the address space (ulimit -v)"
                 )
             if self._disco is None:

@@ -252,9 +252,10 @@ class _Packs:
         """What a kernel makes of tensors together, and of coordinates, as parameters, which are put among others."""
         func, packer = self.module[kernel], self._calling(kernel)
         outs = [func.params[at] for at in sorted(_written(func))]
-        names = [f"{', '.join(sources)} by {packer}{f'_{at}' if at else ''}" for at in range(len(outs))]
+        of = ", ".join((*sources, *axes))
+        names = [f"{of} by {packer}{f'_{at}' if at else ''}" for at in range(len(outs))]
         made = tuple(Placed(own, tuple(map(int, out.shape)), str(out.dtype), ()) for own, out in zip(names, outs))
-        key = packer, *sources
+        key = packer, *sources, *axes
         self.made[key] = Pack(packer, tuple(sources), tuple(axes), made)
         return self._taken(made, views)
 
