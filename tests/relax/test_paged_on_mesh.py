@@ -233,7 +233,7 @@ def test_a_gpu_has_functions_of_its_own_heads() -> None:
 
 
 def test_caches_of_another_target_are_refused() -> None:
-    said = r"functions \(.*batch_decode_paged_kv_cpu.*\) aren't .* for a cuda of 8 heads.*target that the model"
+    said = r"functions \(.*batch_decode_paged_kv_cpu.*\) aren't .* for a GPU of 8 heads.*target that the model"
     with pytest.raises(axe.LowerError, match=said):
         axe.compile(exported("create"), mesh={"tp": 2}, target=GPU, work_dir=None)
 
