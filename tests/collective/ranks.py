@@ -3,14 +3,22 @@
 import os
 import sys
 
-import pytest
-from apart import launched
+from tvm_axe.processes import leave_out_torch
 
-from tvm_axe.collective import registry
-from tvm_axe.layout import Mesh
 
-registry.register("apart", "apart:APART")  # what was measured on it asks for its rates
+def main() -> None:
+    """On the other ranks serve rank 0's launches, whatever their axes, and never return."""
+    import pytest
+    from apart import launched
 
-# On the other ranks this serves rank 0's launches, whatever their axes, and never returns.
-launched(Mesh({"tp": int(os.environ["TVM_AXE_TEST_RANKS"])}), os.environ.get("TVM_AXE_TEST_ENGINE", "mpi")).close()
-sys.exit(pytest.main(["-rs", *sys.argv[1:]]))
+    from tvm_axe.collective import registry
+    from tvm_axe.layout import Mesh
+
+    registry.register("apart", "apart:APART")  # what was measured on it asks for its rates
+    mesh = Mesh({"tp": int(os.environ["TVM_AXE_TEST_RANKS"])})
+    launched(mesh, os.environ.get("TVM_AXE_TEST_ENGINE", "mpi")).close()
+    sys.exit(pytest.main(["-rs", *sys.argv[1:]]))
+
+
+leave_out_torch()
+main()

@@ -355,9 +355,14 @@ def test_a_stuck_thread_is_left_alone(nothing_left: None) -> None:
 
 def run_script(script: str) -> subprocess.Popen[str]:
     """Run a script with the names of this module in a process of its own."""
-    script = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_faults import *\n" + (
-        textwrap.dedent(script)
-    )
+    names = f"""
+import sys
+from tvm_axe.processes import leave_out_torch
+leave_out_torch()
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from test_faults import *
+"""
+    script = names + textwrap.dedent(script)
     return subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,

@@ -73,6 +73,8 @@ def start(
 
 NAMES = f"""
 import sys
+from tvm_axe.processes import leave_out_torch
+leave_out_torch()
 sys.path.insert(0, {str(HERE)!r})
 from test_faults import *
 RANK = int(os.environ["PMI_RANK"])

@@ -21,6 +21,8 @@ from tvm_axe.collective.cuda import driver
 HERE = Path(__file__).parent
 NAMES = f"""
 import sys
+from tvm_axe.processes import leave_out_torch
+leave_out_torch()
 sys.path.insert(0, {str(HERE)!r})
 from test_faults import *
 RANK = int(os.environ["RANK"])

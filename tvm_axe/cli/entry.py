@@ -32,6 +32,7 @@ from tvm_axe.cli import (
 )
 from tvm_axe.cli.command import Command, Group
 from tvm_axe.errors import AxeError
+from tvm_axe.processes import leave_out_torch
 
 __all__ = ["main"]
 
@@ -79,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_to(commands)
     args = parser.parse_args(argv)
     args.arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # the process is the command's
+        leave_out_torch()
     try:
         code: int | None = args.command.run(args)
         sys.stdout.flush()

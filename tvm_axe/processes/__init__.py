@@ -21,5 +21,6 @@ own if it starts processes.
 
 from tvm_axe.processes.fresh import interpreter
 from tvm_axe.processes.process import LastWords, Process, is_open, start
+from tvm_axe.processes.torchless import leave_out_torch
 
-__all__ = ["LastWords", "Process", "interpreter", "is_open", "start"]
+__all__ = ["LastWords", "Process", "interpreter", "is_open", "leave_out_torch", "start"]

@@ -27,10 +27,10 @@ import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import ModuleType
 from typing import Any, NoReturn
 
 from tvm_axe.processes.inherited import Inherited
+from tvm_axe.processes.torchless import leave_out_torch
 
 NUMBER = struct.Struct("i")
 MANY_THREADS = -errno.EDEADLK  # the answer of a server that may not fork; other errors are -errno too
@@ -93,6 +93,7 @@ def serve(descriptor: int, imports: bool) -> NoReturn:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_out_torch()
     server = _Server(socket.socket(fileno=descriptor), imports)
     os.chdir("/")  # a server keeps no directory in use
     server.run()
@@ -162,7 +163,7 @@ class _Server:
         os.fchdir(directory)
         # What is wrong with a module is for the process that needs it to say: it imports it again.
         with contextlib.suppress(Exception, SystemExit):
-            _imported(request.module)
+            importlib.import_module(request.module)
         os.chdir("/")
         gc.collect()
         gc.freeze()  # else each child's collector writes to, and so copies, what they share
@@ -235,29 +236,13 @@ def _exit_code(request: Request, descriptors: Sequence[int]) -> int:
     """Call the function; returns what a Python program that does no more than that exits with."""
     module, _, name = request.entry.partition(":")
     try:
-        getattr(_imported(module), name)(list(descriptors), **request.arguments)
+        getattr(importlib.import_module(module), name)(list(descriptors), **request.arguments)
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
         print(error.code, file=sys.stderr)
         return 1
     return 0
-
-
-def _imported(name: str) -> ModuleType:
-    """Import a module, without PyTorch.
-
-    The compiler's runtime imports that where it is installed, and needs it for PyTorch's own tensors only. It takes
-    seconds, and starts threads where a GPU is, with which no server could fork. Who imports it afterwards gets it.
-    """
-    left_out = "torch" not in sys.modules
-    if left_out:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # an ImportError to who imports it
-    try:
-        return importlib.import_module(name)
-    finally:
-        if left_out:
-            del sys.modules["torch"]
 
 
 def _redirect(outputs: dict[int, int]) -> None:
