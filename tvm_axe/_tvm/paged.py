@@ -7,7 +7,6 @@ and threads follow from the heads and from how many threads the target has.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -35,13 +34,43 @@ _SCALED = ("llama3", "llama4")
 _PARTS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-class _Own(NamedTuple):
-    """What a kind of device has functions of its own for: attention, merging two of it, and copies within pages."""
+class _Generators(NamedTuple):
+    """Upstream's generators of what a cache calls on a kind of device: attention, and copies within pages.
 
-    attends: list[tirx.PrimFunc]
-    merges: tirx.PrimFunc
-    copies: tirx.PrimFunc
-    compacts: tirx.PrimFunc
+    Attributes
+    ----------
+    ragged, prefill, decode : callable
+        Of attention to keys at hand, and to those in pages.
+    trees : tuple[callable, callable]
+        Of attention to trees, in the order of the cache's functions.
+    copies, compacts : callable
+        Of copying a page, and places within pages.
+    """
+
+    ragged: Any
+    prefill: Any
+    decode: Any
+    trees: tuple[Any, Any]
+    copies: Any
+    compacts: Any
+
+
+_ON_CPU = _Generators(
+    upstream._attention_prefill_ragged_cpu,
+    upstream._attention_prefill_cpu,
+    upstream._attention_decode_cpu,
+    (upstream.tree_attn_cpu, upstream.tree_attn_with_paged_kv_cache_cpu),
+    upstream._copy_single_page_cpu,
+    upstream._compact_kv_copy_cpu,
+)
+_ON_GPU = _Generators(
+    upstream._attention_prefill_ragged,
+    upstream._attention_prefill,
+    upstream._attention_decode,
+    (upstream.tree_attn_with_paged_kv_cache, upstream.tree_attn),
+    upstream._copy_single_page,
+    upstream._compact_kv_copy,
+)
 
 
 class PagedCache(NamedTuple):
@@ -126,60 +155,33 @@ class PagedCache(NamedTuple):
     ) -> list[tirx.PrimFunc]:
         """Return the functions that a cache of so many heads calls, in order: on a GPU, or on a CPU without one."""
         size, dtype = self.size, self.dtype
-        attention = self._on_cpu if gpu is None else functools.partial(self._on_gpu, gpu=gpu)
-        attends, merges, copies, compacts = attention(heads, groups, rope_scaling)
+        of = _ON_CPU if gpu is None else _ON_GPU
+        target = {} if gpu is None else {"target": gpu}
+
+        def attends(generator: Any, *more: Any, **named: Any) -> tirx.PrimFunc:
+            return generator(groups, heads, *more, rope_scaling=rope_scaling, **named, **target)
+
         return [
             upstream._kv_cache_transpose_append(groups, size, dtype),
             upstream._kv_cache_transpose_append_mla(size, dtype),
-            *attends,
-            merges,
+            attends(of.ragged, size, self.value_size, dtype),
+            attends(of.prefill, size, dtype, False),
+            attends(of.decode, size, dtype, False),
+            attends(of.prefill, size, dtype, True, sliding_window_size=self.window),
+            attends(of.decode, size, dtype, True),
+            *(attends(tree, size, dtype) for tree in of.trees),
+            self._merges(heads, gpu),
             self.rotating(heads, groups, rotary_dim, rope_scaling),
-            copies,
+            of.copies(groups, self.page, size, dtype, **target),
             upstream._kv_cache_debug_get_kv(self.layers, groups, size, dtype),
-            compacts,
+            of.compacts(groups, size, dtype, **target),
         ]
 
-    def _on_cpu(self, heads: int, groups: int, rope_scaling: dict[str, Any]) -> _Own:
-        size, dtype, window = self.size, self.dtype, self.window
-
-        def made(generator: Any, *more: Any, **named: Any) -> tirx.PrimFunc:
-            return generator(groups, heads, *more, rope_scaling=rope_scaling, **named)
-
-        attends = [
-            made(upstream._attention_prefill_ragged_cpu, size, self.value_size, dtype),
-            made(upstream._attention_prefill_cpu, size, dtype, False),
-            made(upstream._attention_decode_cpu, size, dtype, False),
-            made(upstream._attention_prefill_cpu, size, dtype, True, sliding_window_size=window),
-            made(upstream._attention_decode_cpu, size, dtype, True),
-            made(upstream.tree_attn_cpu, size, dtype),
-            made(upstream.tree_attn_with_paged_kv_cache_cpu, size, dtype),
-        ]
-        copies = upstream._copy_single_page_cpu(groups, self.page, size, dtype)
-        return _Own(
-            attends,
-            upstream._merge_state_inplace_cpu(dtype),
-            copies,
-            upstream._compact_kv_copy_cpu(groups, size, dtype),
-        )
-
-    def _on_gpu(self, heads: int, groups: int, rope_scaling: dict[str, Any], gpu: Target) -> _Own:
-        size, dtype, window = self.size, self.dtype, self.window
-
-        def made(generator: Any, *more: Any, **named: Any) -> tirx.PrimFunc:
-            return generator(groups, heads, *more, rope_scaling=rope_scaling, target=gpu, **named)
-
-        attends = [
-            made(upstream._attention_prefill_ragged, size, self.value_size, dtype),
-            made(upstream._attention_prefill, size, dtype, False),
-            made(upstream._attention_decode, size, dtype, False),
-            made(upstream._attention_prefill, size, dtype, True, sliding_window_size=window),
-            made(upstream._attention_decode, size, dtype, True),
-            made(upstream.tree_attn_with_paged_kv_cache, size, dtype),
-            made(upstream.tree_attn, size, dtype),
-        ]
-        merges = upstream._merge_state_inplace(heads, self.value_size, dtype, gpu)
-        copies = upstream._copy_single_page(groups, self.page, size, dtype, gpu)
-        return _Own(attends, merges, copies, upstream._compact_kv_copy(groups, size, dtype, gpu))
+    def _merges(self, heads: int, gpu: Target | None) -> tirx.PrimFunc:
+        """Return the function that merges what was attended to in two parts."""
+        if gpu is None:
+            return upstream._merge_state_inplace_cpu(self.dtype)
+        return upstream._merge_state_inplace(heads, self.value_size, self.dtype, gpu)
 
 
 def paged_cache(call: relax.Call) -> PagedCache | None:
