@@ -21,7 +21,7 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import alike, is_choice, uses
+from tvm_axe.analysis.expressions import alike, is_choice, is_zero, uses
 from tvm_axe.analysis.patterns import is_move, is_pointwise
 from tvm_axe.records.packing import layout_free
 
@@ -243,7 +243,7 @@ def _parts(
 def factors_of(block: s_tir.SBlock) -> tuple[Factor, Factor] | None:
     """The operands where the body is ``C[..] = C[..] + A[..] * B[..]`` in a floating-point type, C starting from 0."""
     store, init = block.body, block.init
-    if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore) or not _is_zero(init.value):
+    if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore) or not is_zero(init.value):
         return None
     terms = [store.value.a, store.value.b] if isinstance(store.value, tirx.Add) else []
     own = [t for t in terms if isinstance(t, ir.TensorLoad) and t.source.same_as(store.buffer)]
@@ -260,13 +260,9 @@ def _factor(term: tirx.Expr) -> Factor | None:
     if isinstance(term, tirx.Cast):
         term = term.value
     guard = None
-    if is_choice(term) and _is_zero(term.args[2]):
+    if is_choice(term) and is_zero(term.args[2]):
         guard, term = term.args[0], term.args[1]
     return Factor(term, guard) if isinstance(term, ir.TensorLoad) and "float" in str(term.source.dtype) else None
-
-
-def _is_zero(value: tirx.Expr) -> bool:
-    return isinstance(value, tirx.FloatImm) and value.value == 0
 
 
 def positions(indices: Sequence[tirx.Expr], position: dict[tirx.Var, int]) -> set[int]:

@@ -247,6 +247,13 @@ def test_sums_that_one_step_makes_are_stored_from_registers(m, n, k, block, mcpu
     agree(func, normal(rng, a_shape), normal(rng, b_shape), poison((m, n)), mcpu=mcpu, bounds=(False, True))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+def test_sums_of_integers_that_one_step_makes_are_stored_from_registers(dtype):
+    func, _, _ = matmul(37, 70, 20, (32, 64, 20), dtype, "int32")
+    assert len(cpu.decide(read(func), target()).at_once) == 1
+    check(37, 70, 20, (32, 64, 20), dtype, "int32")
+
+
 @pytest.mark.parametrize("rows", [33, 50])
 def test_sums_are_stored_in_a_part_of_a_tensor_alone(rows):
     """`a` has fewer rows than the tensor has, or more; what lies around is as it was."""

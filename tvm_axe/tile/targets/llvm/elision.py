@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tvm import tirx
-
+from tvm_axe.analysis.expressions import is_zero
 from tvm_axe.tile.nodes import Copy, Fill, Gemm, Let, Loop, Node
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile, constant
@@ -106,15 +105,11 @@ def _in_one_step(body: tuple[Node, ...], product: Gemm, copy: Copy, fills: list[
         return False
     places = [beside.index(node) for node in order]
     named = any(isinstance(node, Let) for node in beside[places[-2] : places[-1]])  # the place may depend on it
-    return places == sorted(places) and not named and all(fill.dst.whole and _is_zero(fill.value) for fill in fills)
+    return places == sorted(places) and not named and all(fill.dst.whole and is_zero(fill.value) for fill in fills)
 
 
 def _runs_once(node: Node) -> bool:
     return isinstance(node, Loop) and node.until is None and constant(node.extent) == 1
-
-
-def _is_zero(value: tirx.Expr) -> bool:
-    return isinstance(value, int | float | tirx.IntImm | tirx.FloatImm) and float(value) == 0
 
 
 def _statements(body: tuple[Node, ...], node: Node) -> tuple[Node, ...]:
