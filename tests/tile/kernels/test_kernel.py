@@ -12,8 +12,8 @@ from tvm.target import Target
 
 import tvm_axe.tile.kernels
 from tvm_axe import tile
-from tvm_axe.errors import TileError
-from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, matmul_for
+from tvm_axe.errors import InputError, TileError
+from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, lists_of_queries, matmul_for
 from tvm_axe.tile.kernels.attention import _cut_blocks
 from tvm_axe.tile.kernels.check import judged, poison
 from tvm_axe.tile.kernels.kernel import described, only_used
@@ -89,6 +89,9 @@ def test_unknown_parameters_are_refused():
         ("attention_backward", {"kv_heads": 2, "heads": 3}, "kv_heads divides heads, got 2 of 3"),
         ("attention_backward", {"keys": 8, "queries": 9}, "as many keys as queries at least, got 8 for 9"),
         ("attention_backward", {"scale": 0.0}, "scale is from"),
+        ("attention_backward", {"window": 0}, "window is 1 key or more of a causal query, got 0"),
+        ("block_sparse_attention_backward", {"query_width": 0}, "backward: lists of mask_batch=1 .* width=0 blocks"),
+        ("block_sparse_attention_backward", {"mask_heads": 3}, "backward: lists .* heads that divides 2"),
         ("chunk_state", {"groups": 3}, "chunk_state: groups divides heads, got 3 of 2"),
         ("chunk_scan", {"length": 100}, "chunk divides length, got 64 of 100; valid is a length padded with dt = 0"),
         ("w4a16_matmul", {"group": 100}, "k=1024 is even, and group=100 divides it"),
@@ -169,6 +172,27 @@ def test_tiles_are_parts_of_blocks():
         TileError, match="tiles of 64 queries and 80 keys; valid are numbers that divide query_block=96"
     ):
         kernel.recipe(HOPPER, problem, block_m=64)
+
+
+def test_tiles_of_gradients_are_parts_of_blocks():
+    kernel = KERNELS["block_sparse_attention_backward"]
+    with pytest.raises(TileError, match="query_step=48; valid is a number that divides key_block=128"):
+        kernel.recipe(HOPPER, kernel.cases[0], query_step=48)
+
+
+@pytest.mark.parametrize(
+    "counts, indices, options, message",
+    [
+        ([[1, 1]], [[[0], [0]]], {}, r"counts has a number for each list.*got \(1, 2\) and \(1, 2, 1\)"),
+        ([[[1, 2]]], [[[[0], [0]]]], {}, r"0 to 1 blocks, as indices has room for; got 2 at \(0, 0, 1\)"),
+        ([[[1, 1]]], [[[[0], [3]]]], {}, r"a block of keys is from 0 to 2; got 3 at \(0, 0, 1, 0\)"),
+        ([[[2]]], [[[[1, 1]]]], {}, r"at most once; number of times by block; got 2 at \(0, 0, 0, 1\)"),
+        ([[[1, 1]]], [[[[2], [2]]]], {"query_width": 1}, r"query_width=1 is as many .*got 2 at \(0, 0, 2\)"),
+    ],
+)
+def test_lists_that_are_refused(counts, indices, options, message):
+    with pytest.raises(InputError, match=message):
+        lists_of_queries(counts, indices, 3, **options)
 
 
 def test_tiles_of_keys_go_together_with_pages():
