@@ -13,7 +13,7 @@ from tvm.target import Target
 import tvm_axe.tile.kernels
 from tvm_axe import tile
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, lists_of_queries, matmul_for
+from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, block_sparse, lists_of_queries, matmul_for
 from tvm_axe.tile.kernels.attention import _cut_blocks
 from tvm_axe.tile.kernels.check import judged, poison
 from tvm_axe.tile.kernels.kernel import described, only_used
@@ -329,4 +329,7 @@ def test_poison_of_integers_is_no_index():
 
 
 def test_the_packages_examples():
-    assert doctest.testmod(tvm_axe.tile.kernels).failed == 0
+    for module in (tvm_axe.tile.kernels, block_sparse):
+        found = doctest.testmod(module)
+        assert found.attempted > 0
+        assert found.failed == 0

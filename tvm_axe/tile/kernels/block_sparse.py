@@ -10,7 +10,7 @@ which, in rows of one width. Of a `torch.nn.attention.flex_attention.BlockMask` 
 Their gradients take the same blocks by columns, too: which blocks of queries see each block of keys::
 
     query_counts = seen.sum(-2, dtype=torch.int32)
-    query_indices = seen.mT.argsort(dim=-1, descending=True, stable=True).int()
+    query_indices = seen.mT.contiguous().argsort(dim=-1, descending=True, stable=True).int()
 
 or of the lists alone, `lists_of_queries`.
 

@@ -2,6 +2,12 @@
 
 The pass over keys takes the lists that the forward pass has, the one over queries the same blocks by columns, as
 FlexAttention does (Dong et al., "Flex Attention", 2024, whose block masks have `q_num_blocks` and `q_indices`).
+Of both an operator of PyTorch with its gradients is made by their names::
+
+    forward = KERNELS["block_sparse_attention"].recipe(target, {**problem, "logsumexp": True})
+    backward = KERNELS["block_sparse_attention_backward"].recipe(target, problem)
+    attend = tile.operator("mine::attend", forward.programs, outputs=forward.outputs, gradient=backward.programs)
+    out, _ = attend(q, k, v, counts, indices, query_counts, query_indices)
 """
 
 from __future__ import annotations
