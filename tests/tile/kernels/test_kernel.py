@@ -235,9 +235,10 @@ def test_packed_weights_are_loaded_as_bytes(index):
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_attention_are_summed_in_registers(dim, causal):
+@pytest.mark.parametrize("name, case", [("attention_backward", 2), ("block_sparse_attention_backward", 0)])
+def test_gradients_of_attention_are_summed_in_registers(name, case, dim, causal):
     """Weights and their gradients are left operands, which go through no shared memory, and tiles have slots."""
-    kernel, problem = KERNELS["attention_backward"], {**KERNELS["attention_backward"].cases[2], "causal": causal}
+    kernel, problem = KERNELS[name], {**KERNELS[name].cases[case], "causal": causal}
     _, keys, queries = kernel.recipe(HOPPER, {**problem, "dim": dim}).programs
     for program, operands, loaded in ((keys, 2, ("q", "do")), (queries, 1, ("k", "v"))):
         text = tile.explain(program, HOPPER)
@@ -247,7 +248,7 @@ def test_gradients_of_attention_are_summed_in_registers(dim, causal):
         assert min(int(slots[name]) for name in loaded) >= 2
     # Operands of products in flight would take the registers of what threads compute, and the assembler would wait.
     settled = "schedule: products end with their iteration" in tile.explain(keys, HOPPER)
-    assert settled == (dim == 128 and not causal)
+    assert settled == (dim == 128 and not causal and name == "attention_backward")  # lists take 32 queries there
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])

@@ -134,7 +134,7 @@ BLOCK_SPARSE_ATTENTION_BACKWARD = Kernel(
          "query_block": 128, "key_block": 128, "width": 3, "query_width": 2, "mask_heads": 2},
         {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 200, "keys": 260, "dim": 64, "dtype": "bfloat16",
          "query_block": 64, "key_block": 64, "width": 5, "query_width": 4, "mask_batch": 2, "causal": True,
-         "window": 70, "sinks": True},
+         "window": 59, "sinks": True},
         {"batch": 1, "heads": 2, "kv_heads": 2, "queries": 130, "keys": 130, "dim": 32, "dtype": "float32",
          "query_block": 64, "key_block": 48, "width": 2, "query_width": 3, "mask_heads": 2, "causal": True,
          "scale": 0.25},
