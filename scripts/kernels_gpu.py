@@ -21,7 +21,10 @@ LATENTS = {"batch": 64, "heads": 128, "capacity": 8192, "dim": 512, "rope": 64}
 SPARSE = {"batch": 4, "heads": 32, "kv_heads": 8, "queries": 8192, "keys": 8192, "dim": 128}
 """Attention of which each head sees a part of its own."""
 
-COMPARED = ("w4a16_matmul", "block_sparse_attention", "attention_backward", "mla_decode", "chunk_state", "chunk_scan")
+COMPARED = (
+    "w4a16_matmul", "block_sparse_attention", "block_sparse_attention_backward", "attention_backward", "mla_decode",
+    "chunk_state", "chunk_scan",
+)  # fmt: skip
 """Kernels whose results `compared` looks at."""
 
 Measured = tuple[str, str, dict[str, Any], str, float, bool]
@@ -49,11 +52,12 @@ def cases() -> Iterator[Measured]:
         own = {"mask_batch": SPARSE["batch"], "mask_heads": SPARSE["heads"], "causal": causal}
         problem = {**SPARSE, **lists, **own, "dtype": "bfloat16"}
         seen = sum(min(width, row + 1) if causal else width for row in range(SPARSE["queries"] // block))
-        work = (
-            4.0 * SPARSE["batch"] * SPARSE["heads"] * seen * block**2 * SPARSE["dim"]
-        )  # of the blocks in lists, whole
-        name = f"sparse 4x32/8x8192x128 of {block}" + (" causal" if causal else "")
-        yield name, "block_sparse_attention", problem, "flex", work, False
+        product = 2.0 * SPARSE["batch"] * SPARSE["heads"] * seen * block**2 * SPARSE["dim"]  # of blocks in lists, whole
+        name = f"4x32/8x8192x128 of {block}" + (" causal" if causal else "")
+        yield f"sparse {name}", "block_sparse_attention", problem, "flex", 2 * product, False
+        problem = {**problem, "query_width": SPARSE["queries"] // block}
+        kernel = "block_sparse_attention_backward"
+        yield f"sparse backward {name}", kernel, problem, "flex backward", 5 * product, False
     both = LATENTS["dim"] + LATENTS["rope"] + LATENTS["dim"]
     work = 2.0 * LATENTS["batch"] * LATENTS["heads"] * LATENTS["capacity"] * both
     yield "mla 64x128x8192x512", "mla_decode", {**LATENTS, "dtype": "bfloat16"}, "torch", work, False
@@ -75,8 +79,18 @@ def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> No
         made["O"], made["L"], *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             q, k, v, is_causal=problem["causal"]
         )
-    if name == "block_sparse_attention":
+    if name.startswith("block_sparse_attention"):
         made["counts"], made["indices"] = listed(problem)
+    if name == "block_sparse_attention_backward":
+        from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+        seen = seen_by(problem, made)
+        made["query_counts"] = seen.sum(-2, dtype=torch.int32)
+        made["query_indices"] = seen.mT.contiguous().argsort(dim=-1, descending=True, stable=True).int()
+        mask, flex = block_mask(problem, made), torch.compile(flex_attention, dynamic=False)
+        asked = {"block_mask": mask, "enable_gqa": True, "return_aux": AuxRequest(lse=True)}
+        out, aux = flex(*(made[each] for each in "QKV"), **asked)
+        made["O"], made["L"] = out.contiguous(), aux.lse.contiguous()
     if name in ("chunk_state", "chunk_scan"):
         heads = problem["heads"]
         made["dt"] = torch.rand_like(made["dt"]) * 0.1
@@ -127,8 +141,22 @@ def block_mask(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
     mask = (lambda b, h, q, k: q >= k) if causal else None
     once = torch.full_like(counts, int(causal))
     return BlockMask.from_kv_blocks(
-        once, cut, counts - once, whole, BLOCK_SIZE=problem["key_block"], mask_mod=mask, compute_q_blocks=False
+        once,
+        cut,
+        counts - once,
+        whole,
+        BLOCK_SIZE=problem["key_block"],
+        mask_mod=mask,
+        compute_q_blocks="query_width" in problem,
     )
+
+
+def scores_of(problem: Mapping[str, Any], t: Mapping[str, Any], h: int, q: Any, k: Any) -> Any:
+    """The scores of a head of the last sequence, -inf where its lists have no block."""
+    seen = seen_by(problem, t)[-1, h].repeat_interleave(problem["query_block"], 0)
+    seen = seen.repeat_interleave(problem["key_block"], 1)
+    seen = seen.tril() if problem["causal"] else seen
+    return (q @ k.T / math.sqrt(problem["dim"])).masked_fill(~seen, -math.inf)
 
 
 def chunked(problem: Mapping[str, Any], tensor: Any) -> Any:
@@ -146,14 +174,19 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
         last = {key: made[key][-1:].double() for key in ("Q", "KV")}
         return made["O"][-1:], attended(problem, last)
     if name == "block_sparse_attention":
-        block, group, pairs = problem["key_block"], problem["heads"] // problem["kv_heads"], []
+        group, pairs = problem["heads"] // problem["kv_heads"], []
         for h in (0, problem["heads"] - 1):
-            seen = seen_by(problem, made)[-1, h].repeat_interleave(block, 0).repeat_interleave(block, 1)
-            seen = seen.tril() if problem["causal"] else seen
             q, k, v = (made[each][-1, h if each == "Q" else h // group].double() for each in "QKV")
-            scores = (q @ k.T / math.sqrt(problem["dim"])).masked_fill(~seen, -math.inf)
-            pairs.append((made["O"][-1, h], scores.softmax(-1) @ v))
+            pairs.append((made["O"][-1, h], scores_of(problem, made, h, q, k).softmax(-1) @ v))
         return torch.cat([got for got, _ in pairs]), torch.cat([expected for _, expected in pairs])
+    if name == "block_sparse_attention_backward":
+        heads = range(problem["heads"] - problem["heads"] // problem["kv_heads"], problem["heads"])  # of the last keys
+        k, v = (made[each][-1, -1].double().requires_grad_() for each in "KV")
+        queries = [made["Q"][-1, h].double().requires_grad_() for h in heads]
+        for h, q in zip(heads, queries):
+            (scores_of(problem, made, h, q, k).softmax(-1) @ v).backward(made["dO"][-1, h].double())
+        parts = [*(made["dQ"][-1, h] for h in heads), made["dK"][-1, -1], made["dV"][-1, -1]]
+        return torch.cat([part.flatten() for part in parts]), torch.cat([t.grad.flatten() for t in (*queries, k, v)])
     if name == "attention_backward":
         leaves = [made[each][-1, -1].double().requires_grad_() for each in "QKV"]
         scores = leaves[0] @ leaves[1].T / math.sqrt(problem["dim"])
@@ -211,6 +244,7 @@ def scanned(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
 def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[str, Any]], object]]:
     """PyTorch's functions of the same tensors, by the name of the peer."""
     import torch
+    from torch._functorch import config as functorch
     from torch.nn.attention.flex_attention import flex_attention
 
     kept: dict[int, Any] = {}  # what is made at the first call, which is not timed
@@ -245,11 +279,27 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
             kept[id(t)] = block_mask(problem, t)
         return compiled_flex(t["Q"], t["K"], t["V"], block_mask=kept[id(t)], enable_gqa=True)
 
+    def flex_backward(t: Mapping[str, Any]) -> object:
+        if id(t) not in kept:
+            functorch.donated_buffer = False  # what the forward pass made is read in each call
+            graph = torch.cuda.graph
+            if graph.default_capture_stream is None:
+                graph.default_capture_stream = torch.cuda.Stream()
+            leaves = [t[each].detach().requires_grad_() for each in "QKV"]
+            # Gradients are computed on the stream of the forward pass, and graphs are captured on this one.
+            graph.default_capture_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(graph.default_capture_stream):
+                kept[id(t)] = leaves, compiled_flex(*leaves, block_mask=block_mask(problem, t), enable_gqa=True)
+            torch.cuda.synchronize()
+        leaves, out = kept[id(t)]
+        return torch.autograd.grad(out, leaves, t["dO"], retain_graph=True)
+
     function = {"chunk_state": states_of, "chunk_scan": scanned, "mla_decode": attended}.get(name)
     return {
         "int4pack": int4pack,
         "decoded": matmul_of_decoded,
         "cudnn backward": cudnn_backward,
         "flex": flex,
+        "flex backward": flex_backward,
         **({"torch": lambda t: function(problem, t)} if function is not None else {}),
     }

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.tile.kernels import KERNELS
+from tvm_axe.tile.kernels import KERNELS, lists_of_queries
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -168,6 +168,39 @@ def test_a_kernel_of_several_programs_with_its_gradient(device: str) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     for mine, its in zip(ours, theirs):
         torch.testing.assert_close(mine.grad, its.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_attention_over_lists_with_its_gradient(device: str) -> None:
+    """Beside PyTorch on a dense mask: heads in groups, causal, a window, a sink, and queries that see nothing."""
+    shape = {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 40, "keys": 44, "dim": 32, "dtype": "float32"}
+    shape |= {"query_block": 16, "key_block": 16, "width": 3, "query_width": 3, "mask_heads": 2}
+    shape |= {"causal": True, "window": 20, "sinks": True}
+    target = tile.compile(affine, {"cpu": "llvm", "cuda": "cuda"}[device]).target
+    forward = KERNELS["block_sparse_attention"].recipe(target, {**shape, "logsumexp": True})
+    backward = KERNELS["block_sparse_attention_backward"].recipe(target, shape)
+    attention = tile.operator(fresh(), forward.programs, outputs=forward.outputs, gradient=backward.programs)
+    counts = torch.tensor([[[1, 2, 0], [2, 1, 3]]], dtype=torch.int32)
+    indices = torch.tensor([[[[0, 9, 9], [1, 0, 9], [9, 9, 9]], [[2, 0, 9], [1, 9, 9], [2, 0, 1]]]], dtype=torch.int32)
+    lists = [counts, indices, *map(torch.tensor, lists_of_queries(counts, indices, columns=3))]
+    rows, keys = torch.arange(40)[:, None] + 4, torch.arange(44)
+    sees = torch.zeros(1, 4, 40, 44, dtype=torch.bool)
+    for h, i in itertools.product(range(4), range(3)):
+        for j in indices[0, h // 2, i, : counts[0, h // 2, i]].tolist():
+            sees[0, h, i * 16 : i * 16 + 16, j * 16 : j * 16 + 16] = True
+    sees &= (keys <= rows) & (keys > rows - 20)
+    drawn = [torch.randn(1, h, n, 32) for h, n in ((4, 40), (2, 44), (2, 44))] + [torch.randn(4)]
+    ours, theirs = ([t.detach().clone().to(to).requires_grad_() for t in drawn] for to in (device, torch.float64))
+    out, _ = attention(*ours[:3], *(each.to(device) for each in lists), ours[3])
+    q, k, v = theirs[0], *(t.repeat_interleave(2, 1) for t in theirs[1:3])
+    scores = (q @ k.mT / 32**0.5).masked_fill(~sees, -torch.inf)
+    sink = theirs[3][None, :, None, None].expand(1, 4, 40, 1)
+    expected = torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ v
+    weight = torch.randn(out.shape)
+    (out * weight.to(device)).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(out.cpu(), expected.float(), rtol=1e-5, atol=1e-5)
+    for mine, its in zip(ours, theirs):
+        torch.testing.assert_close(mine.grad.cpu(), its.grad.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_gradient_that_nobody_computes_is_refused() -> None:

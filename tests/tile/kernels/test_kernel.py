@@ -12,8 +12,8 @@ from tvm.target import Target
 
 import tvm_axe.tile.kernels
 from tvm_axe import tile
-from tvm_axe.errors import TileError
-from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, matmul_for
+from tvm_axe.errors import InputError, TileError
+from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, block_sparse, lists_of_queries, matmul_for
 from tvm_axe.tile.kernels.attention import _cut_blocks
 from tvm_axe.tile.kernels.check import judged, poison
 from tvm_axe.tile.kernels.kernel import described, only_used
@@ -89,6 +89,9 @@ def test_unknown_parameters_are_refused():
         ("attention_backward", {"kv_heads": 2, "heads": 3}, "kv_heads divides heads, got 2 of 3"),
         ("attention_backward", {"keys": 8, "queries": 9}, "as many keys as queries at least, got 8 for 9"),
         ("attention_backward", {"scale": 0.0}, "scale is from"),
+        ("attention_backward", {"window": 0}, "window is 1 key or more of a causal query, got 0"),
+        ("block_sparse_attention_backward", {"query_width": 0}, "backward: lists of mask_batch=1 .* width=0 blocks"),
+        ("block_sparse_attention_backward", {"mask_heads": 3}, "backward: lists .* heads that divides 2"),
         ("chunk_state", {"groups": 3}, "chunk_state: groups divides heads, got 3 of 2"),
         ("chunk_scan", {"length": 100}, "chunk divides length, got 64 of 100; valid is a length padded with dt = 0"),
         ("w4a16_matmul", {"group": 100}, "k=1024 is even, and group=100 divides it"),
@@ -171,6 +174,27 @@ def test_tiles_are_parts_of_blocks():
         kernel.recipe(HOPPER, problem, block_m=64)
 
 
+def test_tiles_of_gradients_are_parts_of_blocks():
+    kernel = KERNELS["block_sparse_attention_backward"]
+    with pytest.raises(TileError, match="query_step=48; valid is a number that divides key_block=128"):
+        kernel.recipe(HOPPER, kernel.cases[0], query_step=48)
+
+
+@pytest.mark.parametrize(
+    "counts, indices, options, message",
+    [
+        ([[1, 1]], [[[0], [0]]], {}, r"counts has a number for each list.*got \(1, 2\) and \(1, 2, 1\)"),
+        ([[[1, 2]]], [[[[0], [0]]]], {}, r"0 to 1 blocks, as indices has room for; got 2 at \(0, 0, 1\)"),
+        ([[[1, 1]]], [[[[0], [3]]]], {}, r"a block of keys is from 0 to 2; got 3 at \(0, 0, 1, 0\)"),
+        ([[[2]]], [[[[1, 1]]]], {}, r"at most once; number of times by block; got 2 at \(0, 0, 0, 1\)"),
+        ([[[1, 1]]], [[[[2], [2]]]], {"query_width": 1}, r"query_width=1 is as many .*got 2 at \(0, 0, 2\)"),
+    ],
+)
+def test_lists_that_are_refused(counts, indices, options, message):
+    with pytest.raises(InputError, match=message):
+        lists_of_queries(counts, indices, 3, **options)
+
+
 def test_tiles_of_keys_go_together_with_pages():
     kernel, problem = KERNELS["decode_attention"], {**KERNELS["decode_attention"].cases[6], "capacity": 3072}
     for page, default in ((1, 16), (8, 128), (16, 128), (48, 96), (64, 128), (256, 128), (384, 128), (100, 100)):
@@ -211,9 +235,10 @@ def test_packed_weights_are_loaded_as_bytes(index):
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_attention_are_summed_in_registers(dim, causal):
+@pytest.mark.parametrize("name, case", [("attention_backward", 2), ("block_sparse_attention_backward", 0)])
+def test_gradients_of_attention_are_summed_in_registers(name, case, dim, causal):
     """Weights and their gradients are left operands, which go through no shared memory, and tiles have slots."""
-    kernel, problem = KERNELS["attention_backward"], {**KERNELS["attention_backward"].cases[2], "causal": causal}
+    kernel, problem = KERNELS[name], {**KERNELS[name].cases[case], "causal": causal}
     _, keys, queries = kernel.recipe(HOPPER, {**problem, "dim": dim}).programs
     for program, operands, loaded in ((keys, 2, ("q", "do")), (queries, 1, ("k", "v"))):
         text = tile.explain(program, HOPPER)
@@ -223,7 +248,7 @@ def test_gradients_of_attention_are_summed_in_registers(dim, causal):
         assert min(int(slots[name]) for name in loaded) >= 2
     # Operands of products in flight would take the registers of what threads compute, and the assembler would wait.
     settled = "schedule: products end with their iteration" in tile.explain(keys, HOPPER)
-    assert settled == (dim == 128 and not causal)
+    assert settled == (dim == 128 and not causal and name == "attention_backward")  # lists take 32 queries there
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
@@ -305,4 +330,7 @@ def test_poison_of_integers_is_no_index():
 
 
 def test_the_packages_examples():
-    assert doctest.testmod(tvm_axe.tile.kernels).failed == 0
+    for module in (tvm_axe.tile.kernels, block_sparse):
+        found = doctest.testmod(module)
+        assert found.attempted > 0
+        assert found.failed == 0

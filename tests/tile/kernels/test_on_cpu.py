@@ -12,6 +12,7 @@ CASES = [
     ("skinny_matmul", 1), ("batched_matmul", 0), ("grouped_matmul", 1), ("grouped_matmul", 4),
     ("gathered_matmul", 1), ("fp8_matmul", 1),
     ("attention_backward", 0), ("attention_backward", 2), ("attention_backward", 3), ("attention_backward", 4),
+    ("attention_backward", 5), ("block_sparse_attention_backward", 1), ("block_sparse_attention_backward", 2),
     ("chunk_state", 1), ("chunk_state", 2), ("chunk_state", 3), ("chunk_scan", 1), ("chunk_scan", 2), ("chunk_scan", 3),
     ("w4a16_matmul", 1), ("w4a16_matmul", 2), ("w4a16_matmul", 3),
     ("attention", 0), ("attention", 2), ("attention", 9), ("attention", 10), ("attention", 11), ("packed_attention", 0),

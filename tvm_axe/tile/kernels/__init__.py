@@ -10,8 +10,9 @@
 (('A', 'B'), ('C',), 1)
 """
 
+from tvm_axe.tile.kernels.block_sparse import lists_of_queries
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Recipe
 from tvm_axe.tile.kernels.reduce_norm import REDUCE_NORM
 from tvm_axe.tile.kernels.registry import KERNELS, compiles, matmul_for
 
-__all__ = ["KERNELS", "REDUCE_NORM", "Expected", "Kernel", "Recipe", "compiles", "matmul_for"]
+__all__ = ["KERNELS", "REDUCE_NORM", "Expected", "Kernel", "Recipe", "compiles", "lists_of_queries", "matmul_for"]

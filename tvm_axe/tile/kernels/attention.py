@@ -337,11 +337,7 @@ def attend(
     rounds it once, or twice with the exponential; the average's slack is that of weights that far off.
     """
     scale = scale_of(q.shape[1], scale)
-    scores = q @ k.T * scale
-    if causal:
-        rows, columns = np.indices(scores.shape)
-        last = rows + len(k) - len(q)
-        scores[(columns > last) | (columns <= last - (window or len(k) + 1))] = -np.inf
+    scores = np.where(in_place(len(q), len(k), causal, window), q @ k.T * scale, -np.inf)
     if seen is not None:
         scores[~seen] = -np.inf
     if sink is not None:
@@ -360,6 +356,12 @@ def attend(
     l = np.log(total) + top
     l_slack = np.where(nothing, 0.0, off + 2 * exact * (1 + np.abs(l)))
     return Expected(weights / total @ v, slack), Expected(l[:, 0], l_slack[:, 0])
+
+
+def in_place(queries: int, keys: int, causal: bool, window: int | None) -> np.ndarray:
+    """Which keys each query sees by its place, (queries, keys) of truth values: all, or causally those of a window."""
+    last, columns = np.arange(queries)[:, None] + (keys - queries), np.arange(keys)
+    return (columns <= last) & (columns > last - (window or keys + 1)) if causal else np.ones((queries, keys), bool)
 
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:

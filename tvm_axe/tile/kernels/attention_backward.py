@@ -1,13 +1,15 @@
 """Gradients of attention: of the keys and values in one pass over the queries, of the queries in one over the keys.
 
-Nothing is added atomically, so the same inputs give the same bits; the price is that scores are computed in both.
+Nothing is added atomically, so the same inputs give the same bits; the price is that scores are computed in both. A
+pass goes over all that a tile sees or, with `Lists`, over the blocks in its list.
 
 Source: Dao, "FlashAttention-2", 2023, algorithm 2, whose loop over keys is a program of its own here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from tvm.script import tirx as T
@@ -16,14 +18,35 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.kernels.attention import attend, group_of, scale_of, shapes
+from tvm_axe.tile.kernels.attention import (
+    attend,
+    check_window,
+    drawn_sinks,
+    group_of,
+    in_place,
+    scale_of,
+    shapes,
+)
+from tvm_axe.tile.kernels.block_sparse import Lists
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
-from tvm_axe.tile.kernels.kernel import ROUNDING, Expected, Kernel, Knobs, Problem, Recipe, choose, rounding_slack
+from tvm_axe.tile.kernels.kernel import (
+    ROUNDING,
+    Expected,
+    Kernel,
+    Problem,
+    Recipe,
+    choose,
+    only_used,
+    rounding_slack,
+)
 from tvm_axe.tile.program import TileProgram
 
 ROWS = 64
 """Rows of which a block sums the products of the output and its gradient."""
+
+SPAN = 1024
+"""Rows whose part in the gradient of a sink a block adds up at a time."""
 
 
 def attention_backward(
@@ -36,37 +59,52 @@ def attention_backward(
     dtype: str,
     causal: bool = False,
     scale: float | None = None,
+    window: int | None = None,
+    sinks: bool = False,
     *,
     key_rows: int,
     key_step: int,
     query_rows: int,
     query_step: int,
     stages: int = 0,
+    lists: Lists | None = None,
 ) -> Recipe:
     """The gradients dQ, dK and dV of a loss by Q, K and V of `attention`, from dO, that by O.
 
     All but L are of `dtype`: Q, O, dO and dQ are (batch, heads, queries, dim), K, V, dK and dV (batch, kv_heads, keys,
     dim). L (batch, heads, queries) of float32 is what `attention` gives with `logsumexp`. Sums are of float32. A block
-    has `key_rows` keys and takes `key_step` queries at a time, or `query_rows` queries and `query_step` keys.
+    has `key_rows` keys and takes `key_step` queries at a time, or `query_rows` queries and `query_step` keys. With a
+    `window` and with `sinks` they are those of `attention` with these; of S (heads) of float32 there is dS, too.
+
+    With `lists` they are those of `block_sparse_attention`, whose `counts` and `indices` it takes, and the same blocks
+    by columns: `query_counts` (lists.batch, lists.heads, columns) of int32 and `query_indices` (lists.batch,
+    lists.heads, columns, lists.query_width) say which blocks of queries see each block of keys.
 
     Raises
     ------
     TileError
-        kv_heads doesn't divide heads, a causal query would see no key, or `scale` is beyond what scores can be
-        multiplied by.
+        kv_heads doesn't divide heads, a causal query would see no key, `scale` is beyond what scores can be multiplied
+        by, or a window is less than 1 or of queries that aren't causal.
     """
     group, natural = group_of(heads, kv_heads), scale_of(dim, scale)
+    check_window(window, causal)
     if causal and keys < queries:
         raise TileError(f"attention_backward: causal needs as many keys as queries at least, got {keys} for {queries}")
     q_shape, k_shape, *_ = shapes(batch, heads, kv_heads, queries, keys, dim, "hhhh")
     # Rows of whole blocks, so that TMA takes them whatever the number of queries is.
     l_shape, factor, shift = (batch, heads, ROWS * tile.cdiv(queries, ROWS)), LOG2E * natural, keys - queries
+    own = lists or Lists(queries, keys, 1, 1, 1, 1)
+    row_lists = (own.batch, own.heads, tile.cdiv(queries, own.query_block))
+    column_lists = (own.batch, own.heads, tile.cdiv(keys, own.key_block))
+    share, behind = heads // own.heads, keys % (query_step if lists is None else own.key_block) != 0
 
     @T.prim_func
     def gradients_of_keys(
         Q: T.Buffer(q_shape, dtype),
         K: T.Buffer(k_shape, dtype),
         V: T.Buffer(k_shape, dtype),
+        query_counts: T.Buffer(column_lists, "int32"),
+        query_indices: T.Buffer((*column_lists, own.query_width), "int32"),
         dO: T.Buffer(q_shape, dtype),
         tops: T.Buffer(l_shape, "float32"),
         delta: T.Buffer(l_shape, "float32"),
@@ -86,34 +124,55 @@ def attention_backward(
             dp = tile.fragment((key_rows, key_step), dtype)
             dk = tile.fragment((key_rows, dim), "float32")
             dv = tile.fragment((key_rows, dim), "float32")
-            first = T.meta_var(T.max(j * key_rows - shift, 0) // key_step if causal else 0)  # block that sees a key
             tile.copy(K[b, g, j * key_rows, 0], k)
             tile.copy(V[b, g, j * key_rows, 0], v)
             tile.fill(dk, 0)
             tile.fill(dv, 0)
+
+            @T.inline
+            def add(h: Any, first: Any) -> None:
+                """What queries from `first` on of the head h add."""
+                tile.copy(Q[b, h, first, 0], q)
+                tile.copy(tops[b, h, first], top)
+                tile.copy(dO[b, h, first, 0], do)
+                tile.copy(delta[b, h, first], d)
+                tile.gemm(k, q, s, transpose_b=True, accumulate=False)
+                tile.gemm(v, do, ds, transpose_b=True, accumulate=False)
+                with tile.parallel(key_rows, key_step) as (x, y):
+                    s[x, y] = T.exp2(s[x, y] * T.float32(factor) - top[y])
+                with tile.parallel(key_rows, key_step) as (x, y):
+                    ds[x, y] = ds[x, y] - d[y]
+                if causal:  # noqa: SIM102
+                    if (j + 1) * key_rows > first + shift + 1:
+                        with tile.parallel(key_rows, key_step) as (x, y):
+                            if j * key_rows + x > first + y + shift:
+                                s[x, y] = 0.0
+                if window is not None:  # noqa: SIM102
+                    if j * key_rows + window < first + shift + key_step:
+                        with tile.parallel(key_rows, key_step) as (x, y):
+                            if j * key_rows + x + window <= first + y + shift:
+                                s[x, y] = 0.0
+                with tile.parallel(key_rows, key_step) as (x, y):
+                    ds[x, y] = s[x, y] * ds[x, y]
+                tile.copy(s, p)
+                tile.copy(ds, dp)
+                tile.gemm(p, do, dv)
+                tile.gemm(dp, q, dk)
+
             for r in range(group):
-                for i in tile.pipelined(first, tile.cdiv(queries, key_step), stages=stages or None):
-                    tile.copy(Q[b, g * group + r, i * key_step, 0], q)
-                    tile.copy(tops[b, g * group + r, i * key_step], top)
-                    tile.copy(dO[b, g * group + r, i * key_step, 0], do)
-                    tile.copy(delta[b, g * group + r, i * key_step], d)
-                    tile.gemm(k, q, s, transpose_b=True, accumulate=False)
-                    tile.gemm(v, do, ds, transpose_b=True, accumulate=False)
-                    with tile.parallel(key_rows, key_step) as (x, y):
-                        s[x, y] = T.exp2(s[x, y] * T.float32(factor) - top[y])
-                    with tile.parallel(key_rows, key_step) as (x, y):
-                        ds[x, y] = ds[x, y] - d[y]
-                    if causal:  # noqa: SIM102
-                        if (j + 1) * key_rows > i * key_step + shift + 1:
-                            with tile.parallel(key_rows, key_step) as (x, y):
-                                if j * key_rows + x > i * key_step + y + shift:
-                                    s[x, y] = 0.0
-                    with tile.parallel(key_rows, key_step) as (x, y):
-                        ds[x, y] = s[x, y] * ds[x, y]
-                    tile.copy(s, p)
-                    tile.copy(ds, dp)
-                    tile.gemm(p, do, dv)
-                    tile.gemm(dp, q, dk)
+                if lists is None:
+                    begin = T.meta_var(T.max(j * key_rows - shift, 0) // key_step if causal else 0)
+                    last = T.meta_var((j + 1) * key_rows + (window or 0) - 1 - shift)  # query that a window reaches
+                    end = T.meta_var(queries if window is None else T.max(T.min(last, queries), 0))
+                    for i in tile.pipelined(begin, tile.cdiv(end, key_step), stages=stages or None):
+                        add(g * group + r, i * key_step)
+                else:
+                    z, m = T.meta_var(0 if own.batch == 1 else b), T.meta_var((g * group + r) // share)
+                    column, parts = T.meta_var(j * key_rows // own.key_block), T.meta_var(own.query_block // key_step)
+                    count = query_counts[z, m, column]
+                    for i in tile.pipelined(count * parts, stages=stages or None):
+                        row = query_indices[z, m, column, i // parts]
+                        add(g * group + r, row * own.query_block + i % parts * key_step)
             with tile.parallel(key_rows, dim) as (x, y):
                 dk[x, y] = dk[x, y] * T.float32(natural)
             tile.copy(dk, dK[b, g, j * key_rows, 0])
@@ -124,6 +183,8 @@ def attention_backward(
         Q: T.Buffer(q_shape, dtype),
         K: T.Buffer(k_shape, dtype),
         V: T.Buffer(k_shape, dtype),
+        counts: T.Buffer(row_lists, "int32"),
+        indices: T.Buffer((*row_lists, own.width), "int32"),
         dO: T.Buffer(q_shape, dtype),
         tops: T.Buffer(l_shape, "float32"),
         delta: T.Buffer(l_shape, "float32"),
@@ -140,37 +201,89 @@ def attention_backward(
             ds = tile.fragment((query_rows, query_step), "float32")
             dp = tile.fragment((query_rows, query_step), dtype)
             dq = tile.fragment((query_rows, dim), "float32")
-            seen = T.meta_var(T.min((i + 1) * query_rows + shift, keys) if causal else keys)
             tile.copy(Q[b, h, i * query_rows, 0], q)
             tile.copy(dO[b, h, i * query_rows, 0], do)
             tile.copy(tops[b, h, i * query_rows], top)
             tile.copy(delta[b, h, i * query_rows], d)
             tile.fill(dq, 0)
-            for j in tile.pipelined(tile.cdiv(seen, query_step), stages=stages or None):
-                tile.copy(K[b, h // group, j * query_step, 0], k)
-                tile.copy(V[b, h // group, j * query_step, 0], v)
+
+            @T.inline
+            def add(first: Any) -> None:
+                """What keys from `first` on add."""
+                tile.copy(K[b, h // group, first, 0], k)
+                tile.copy(V[b, h // group, first, 0], v)
                 tile.gemm(q, k, s, transpose_b=True, accumulate=False)
                 tile.gemm(do, v, ds, transpose_b=True, accumulate=False)
                 with tile.parallel(query_rows, query_step) as (x, y):
                     s[x, y] = T.exp2(s[x, y] * T.float32(factor) - top[x])
                 with tile.parallel(query_rows, query_step) as (x, y):
                     ds[x, y] = ds[x, y] - d[x]
-                if causal or keys % query_step != 0:  # noqa: SIM102
-                    if (j + 1) * query_step > (T.min(keys, i * query_rows + shift + 1) if causal else keys):
+                if causal or behind:  # noqa: SIM102
+                    if first + query_step > (T.min(keys, i * query_rows + shift + 1) if causal else keys):
                         with tile.parallel(query_rows, query_step) as (x, y):
-                            if j * query_step + y >= (T.min(keys, i * query_rows + x + shift + 1) if causal else keys):
+                            if first + y >= (T.min(keys, i * query_rows + x + shift + 1) if causal else keys):
+                                s[x, y] = 0.0
+                if window is not None:  # noqa: SIM102
+                    if first + window < (i + 1) * query_rows + shift:
+                        with tile.parallel(query_rows, query_step) as (x, y):
+                            if first + y + window <= i * query_rows + x + shift:
                                 s[x, y] = 0.0
                 with tile.parallel(query_rows, query_step) as (x, y):
                     ds[x, y] = s[x, y] * ds[x, y]
                 tile.copy(ds, dp)
                 tile.gemm(dp, k, dq)
+
+            if lists is None:
+                seen = T.meta_var(T.min((i + 1) * query_rows + shift, keys) if causal else keys)
+                oldest = T.meta_var(0 if window is None else T.max(i * query_rows + shift + 1 - window, 0))
+                for j in tile.pipelined(oldest // query_step, tile.cdiv(seen, query_step), stages=stages or None):
+                    add(j * query_step)
+            else:
+                z, row = T.meta_var(0 if own.batch == 1 else b), T.meta_var(i * query_rows // own.query_block)
+                parts = T.meta_var(own.key_block // query_step)
+                count = counts[z, h // share, row]
+                for j in tile.pipelined(count * parts, stages=stages or None):
+                    column = indices[z, h // share, row, j // parts]
+                    add(column * own.key_block + j % parts * query_step)
             with tile.parallel(query_rows, dim) as (x, y):
                 dq[x, y] = dq[x, y] * T.float32(natural)
             tile.copy(dq, dQ[b, h, i * query_rows, 0])
 
     sums = _sums(batch, heads, queries, dim, dtype, l_shape)
-    programs = (sums, tile.read(gradients_of_keys), tile.read(gradients_of_queries))
-    return Recipe(programs, ("Q", "K", "V", "O", "L", "dO"), ("dQ", "dK", "dV"))
+    both = (only_used(gradients_of_keys), only_used(gradients_of_queries))
+    listed = () if lists is None else ("counts", "indices", "query_counts", "query_indices")
+    if not sinks:
+        return Recipe((sums, *both), ("Q", "K", "V", *listed, "O", "L", "dO"), ("dQ", "dK", "dV"))
+    programs = (sums, *both, _of_sinks(batch, heads, queries, l_shape))
+    return Recipe(programs, ("Q", "K", "V", *listed, "S", "O", "L", "dO"), ("dQ", "dK", "dV", "dS"))
+
+
+def _of_sinks(batch: int, heads: int, queries: int, l_shape: tuple[int, int, int]) -> TileProgram:
+    """The gradient of each head's sink, whose value is zero: what its weight in each row takes from the others."""
+
+    @T.prim_func
+    def gradients_of_sinks(
+        S: T.Buffer((heads,), "float32"),
+        tops: T.Buffer(l_shape, "float32"),
+        delta: T.Buffer(l_shape, "float32"),
+        dS: T.Buffer((heads,), "float32"),
+    ) -> None:
+        with tile.kernel(heads) as h:
+            terms = tile.fragment((1, SPAN), "float32")
+            total = tile.fragment((1,), "float32")
+            tile.fill(terms, 0)
+            for b in range(batch):
+                for i in range(tile.cdiv(queries, SPAN)):
+                    with tile.parallel(1, SPAN) as (x, y):
+                        row = T.meta_var(T.min(i * SPAN + y, queries - 1))
+                        weight = T.meta_var(T.exp2(S[h] * T.float32(LOG2E) - tops[b, h, row]))
+                        terms[x, y] = T.if_then_else(
+                            i * SPAN + y < queries, terms[x, y] - weight * delta[b, h, row], terms[x, y]
+                        )
+            tile.sum(terms, total, axis=1)
+            tile.copy(total, dS[h])
+
+    return tile.read(gradients_of_sinks)
 
 
 def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: tuple[int, int, int]) -> TileProgram:
@@ -205,7 +318,7 @@ def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: t
     return tile.read(sums_of_rows)
 
 
-def _knobs(target: Target, problem: Problem) -> Knobs:
+def knobs(target: Target, problem: Problem) -> dict[str, tuple[int, ...]]:
     """128 rows, two warpgroups of 64, beside 64 at a time: both gradients of keys are in registers."""
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
@@ -213,11 +326,12 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     if problem["dtype"] == "float32":
         return {"key_rows": choose(32), "key_step": choose(32), "query_rows": choose(32), "query_step": choose(32)}
     wide, wgmma = problem["dim"] <= 64, machine.tensor_cores == "wgmma"
+    fewer = wide and not wgmma and problem.get("window") is not None  # with 64, its mask spills registers
     return {
         "key_rows": choose(128, 64),
         "key_step": choose(64 if wgmma or not wide else 32, 64, 32, 128),
         "query_rows": choose(128, 64),
-        "query_step": choose(128 if wide and wgmma else 64, 64, 32),
+        "query_step": choose(128 if wide and wgmma else 32 if fewer else 64, 64, 32),
         "stages": choose(0, 2, 3),
     }
 
@@ -225,18 +339,29 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
 # ---- Data and reference ------------------------------------------------------------------------------------------
 
 
+Seen = Callable[[int, int], np.ndarray]
+"""Of a sequence and a head, which keys each query sees by lists: (queries, keys) of truth values."""
+
+
 def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
-    """Normally distributed tensors, and what the forward pass makes of them, rounded to its types."""
     batch, heads, kv_heads, dtype = (problem[name] for name in ("batch", "heads", "kv_heads", "dtype"))
     own = shapes(batch, heads, kv_heads, problem["queries"], problem["keys"], problem["dim"], "hhhh")
-    arrays = {name: normal(rng, shape, dtype) for name, shape in zip(("Q", "K", "V", "dO"), own)}
-    arrays["O"] = np.empty_like(arrays["Q"])
-    arrays["L"] = np.empty(arrays["Q"].shape[:3], "float32")
-    for b, h in np.ndindex(batch, heads):
+    arrays = {name: normal(rng, shape, dtype) for name, shape in zip("QKV", own)}
+    return with_results(rng, problem, arrays | drawn_sinks(rng, problem))
+
+
+def with_results(
+    rng: np.random.Generator, problem: Problem, arrays: Mapping[str, np.ndarray], seen: Seen | None = None
+) -> dict[str, np.ndarray]:
+    """The tensors of a forward pass, what it makes of them, rounded to its types, and a gradient dO."""
+    o, l = np.empty_like(arrays["Q"]), np.empty(arrays["Q"].shape[:3], "float32")
+    for b, h in np.ndindex(*l.shape[:2]):
         q, k, v = (arrays[name][b, at].astype("float64") for name, at in _heads(problem, h))
-        o, l = attend(q, k, v, problem.get("causal", False), dtype, problem.get("scale"))
-        arrays["O"][b, h], arrays["L"][b, h] = o.value.astype(arrays["O"].dtype), l.value
-    return {name: arrays[name] for name in ("Q", "K", "V", "O", "L", "dO")}
+        options = problem.get("causal", False), problem["dtype"], problem.get("scale"), problem.get("window")
+        sink = arrays["S"][h] if "S" in arrays else None
+        own = attend(q, k, v, *options, sink, None if seen is None else seen(b, h))
+        o[b, h], l[b, h] = (part.value.astype(whole.dtype) for part, whole in zip(own, (o, l)))
+    return {**arrays, "O": o, "L": l, "dO": normal(rng, o.shape, problem["dtype"])}
 
 
 def _heads(problem: Problem, head: int) -> tuple[tuple[str, int], ...]:
@@ -244,14 +369,14 @@ def _heads(problem: Problem, head: int) -> tuple[tuple[str, int], ...]:
     return ("Q", head), ("K", own), ("V", own)
 
 
-def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
+def expected(problem: Problem, arrays: Mapping[str, np.ndarray], seen: Seen | None = None) -> dict[str, Expected]:
     """The gradients in float64, of the O and L that are given.
 
     As in `attend` a score is off by `score` and a weight by `off`, relatively; what weights are multiplied by, by
-    `sums`, and each product that tensor cores take is rounded to its type.
+    `sums`, and each product that tensor cores take is rounded to its type. A sink's weight is off by its exponent.
     """
     dtype, scale = problem["dtype"], scale_of(problem["dim"], problem.get("scale"))
-    names = {"dQ": "Q", "dK": "K", "dV": "V"}
+    names = {"dQ": "Q", "dK": "K", "dV": "V", **({"dS": "S"} if "S" in arrays else {})}
     values = {name: np.zeros(arrays[own].shape) for name, own in names.items()}
     slacks = {name: np.zeros(arrays[own].shape) for name, own in names.items()}
     exact, rounding = ROUNDING["float32"], 2 * ROUNDING[dtype] if dtype != "float32" else 0.0
@@ -259,9 +384,11 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
         own = h // (problem["heads"] // problem["kv_heads"])
         q, k, v = (arrays[name][b, at].astype("float64") for name, at in _heads(problem, h))
         o, do, l = (arrays[name][b, h].astype("float64") for name in ("O", "dO", "L"))
-        s = q @ k.T * scale
-        if problem.get("causal", False):
-            s[np.triu(np.ones(s.shape, bool), len(k) - len(q) + 1)] = -np.inf
+        sees = in_place(len(q), len(k), problem.get("causal", False), problem.get("window"))
+        if seen is not None:
+            sees &= seen(b, h)
+        s = np.where(sees, q @ k.T * scale, -np.inf)
+        l = np.where(np.isneginf(l), 0.0, l)  # of a row that sees nothing
         p, delta = np.exp(s - l[:, None]), (o * do).sum(axis=1, keepdims=True)
         ds = p * (do @ v.T - delta)
         norms = {name: np.linalg.norm(array, axis=1) for name, array in zip("qkvod", (q, k, v, o, do))}
@@ -277,17 +404,24 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
         ):
             values[name][b, at] += scale * value
             slacks[name][b, at] += scale * (slack + longest * size)
-    rounded = {name: rounding_slack(dtype, 0.0, np.abs(value)) for name, value in values.items()}
+        if "S" in arrays:
+            sink = float(arrays["S"][h])
+            weights = np.exp(sink - l)
+            terms = weights * np.abs(delta[:, 0])
+            values["dS"][h] -= (weights * delta[:, 0]).sum()
+            slacks["dS"][h] += (weights * sums + terms * (8 * exact * (1 + abs(sink) + np.abs(l)) + longest)).sum()
+    types = {name: dtype if name != "dS" else "float32" for name in names}
+    rounded = {name: rounding_slack(types[name], 0.0, np.abs(value)) for name, value in values.items()}
     return {name: Expected(values[name], slacks[name] + rounded[name]) for name in names}
 
 
 ATTENTION_BACKWARD = Kernel(
     name="attention_backward",
-    summary="dQ, dK and dV of attention, causal or not, with grouped heads",
+    summary="dQ, dK and dV of attention, causal or not, with grouped heads, windows and sinks",
     make=attention_backward,
-    parameters=_knobs,
+    parameters=knobs,
     inputs=_inputs,
-    reference=_reference,
+    reference=expected,
     cases=(
         {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 100, "keys": 100, "dim": 64, "dtype": "float32",
          "causal": True},
@@ -297,5 +431,7 @@ ATTENTION_BACKWARD = Kernel(
         {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 1, "keys": 33, "dim": 64, "dtype": "float16"},
         {"batch": 1, "heads": 3, "kv_heads": 1, "queries": 130, "keys": 257, "dim": 64, "dtype": "float16",
          "causal": True, "scale": 0.25},
+        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 140, "keys": 200, "dim": 64, "dtype": "bfloat16",
+         "causal": True, "window": 62, "sinks": True},
     ),
 )  # fmt: skip

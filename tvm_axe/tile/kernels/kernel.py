@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -153,11 +153,15 @@ class Kernel:
         return self.make(**problem, **chosen)
 
 
-def only_used(func: tirx.PrimFunc) -> TileProgram:
-    """The program, read, without parameters that nothing in it touches: those of options that were not asked for."""
+def only_used(func: tirx.PrimFunc, kept: Sequence[str] = ()) -> TileProgram:
+    """The program, read, without parameters that nothing in it touches: those of options that were not asked for.
+
+    Those whose names are `kept` stay: an operator keeps its arguments for its gradient.
+    """
     program = read(func)
     known = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
     used = {tile for node in program.nodes() for tile in (*node.reads, *node.writes, *scalars(node, known))}
+    used |= {tile for tile in program.params if tile.name in kept}
     buffers = {tile.buffer for tile in used}
     params = [param for param in func.params if param in buffers or not tirx.is_buffer_var(param)]
     less = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)

@@ -32,10 +32,9 @@ PROGRAMS = [
     programs.listed(0),
     *(
         program
+        for name, case in (("attention_backward", 2), ("block_sparse_attention_backward", 0))
         for causal in (False, True)
-        for program in KERNELS["attention_backward"]
-        .recipe(HOPPER, {**KERNELS["attention_backward"].cases[2], "causal": causal})
-        .programs
+        for program in KERNELS[name].recipe(HOPPER, {**KERNELS[name].cases[case], "causal": causal}).programs
     ),
 ]
 
