@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tvm import te, tirx
@@ -24,10 +25,16 @@ __all__ = [
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
 
 
-def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tirx.PrimFunc:
+def computed_by(
+    name: str,
+    problem: Problem,
+    blocks: Sequence[te.Tensor],
+    products: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> tirx.PrimFunc:
     """The function of blocks that a kernel computes, which says so.
 
-    Of what isn't known of the problem it says which parameter's extent it is: the numbers of both.
+    Of what isn't known of the problem it says which parameter's extent it is: the numbers of both. What is a product of
+    several extents of a parameter is told as that by `products`, and said with all of their numbers.
     """
     unknown = [value for value in problem.values() if isinstance(value, tirx.Var)]
     func = te.create_prim_func(list(blocks), "int64" if unknown else None).without_attr("global_symbol")
@@ -37,7 +44,10 @@ def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tir
         for dim, extent in enumerate(block.shape)
         if isinstance(extent, tirx.Var)
     }
-    said = {key: extents[value] if isinstance(value, tirx.Var) else value for key, value in problem.items()}
+    said = {
+        key: (list(products[key]) if key in products else extents[value]) if isinstance(value, tirx.Var) else value
+        for key, value in problem.items()
+    }
     return func.with_attrs({KERNEL: name, **{f"{KERNEL}.{key}": value for key, value in said.items()}, **_OPAQUE})
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.ir import GenericConst, GlobalVar, IRModule, Op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
@@ -32,10 +32,9 @@ from tvm_axe.relax.in_blocks import (
     layer_norm_in_blocks,
 )
 from tvm_axe.relax.operators_of_attention import DTYPES
-from tvm_axe.relax.values import alike, shape_of, sides_of
+from tvm_axe.relax.values import alike, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
-from tvm_axe.tile.kernels.kernel import Problem
 
 __all__ = ["called_for", "with_kernels"]
 
@@ -127,7 +126,7 @@ class _Rewriter(PyExprMutator):
     def rms_norm(self, call: relax.Call) -> relax.Expr | None:
         """A norm of the last axis."""
         data, weight = call.args
-        if [int(axis) for axis in call.attrs.axes] not in ([-1], [len(_extents(data)) - 1]):
+        if [int(axis) for axis in call.attrs.axes] not in ([-1], [_rank(data) - 1]):
             return None
         return self._rms_norm(data, weight, float(call.attrs.epsilon))
 
@@ -135,7 +134,7 @@ class _Rewriter(PyExprMutator):
         """A norm of the last axis, scaled and shifted."""
         data, weight, bias = call.args
         whole = bool(call.attrs.center) and bool(call.attrs.scale)
-        if not whole or [int(axis) for axis in call.attrs.axes] not in ([-1], [len(_extents(data)) - 1]):
+        if not whole or [int(axis) for axis in call.attrs.axes] not in ([-1], [_rank(data) - 1]):
             return None
         epsilon = float(call.attrs.epsilon)
         given = data, weight, bias
@@ -145,10 +144,10 @@ class _Rewriter(PyExprMutator):
         """A root mean square norm that is written out: a weight by what is divided by the root of its mean square."""
         for weight, normed in (call.args, tuple(call.args)[::-1]):
             cast = self._value(normed, "astype")
-            product = self._value(normed if cast is None else cast.args[0], "multiply")
-            if product is None or len(_extents(weight)) != 1:
+            scaled = self._value(normed if cast is None else cast.args[0], "multiply")
+            if scaled is None or _rank(weight) != 1:
                 continue
-            for wide, root in (product.args, tuple(product.args)[::-1]):
+            for wide, root in (scaled.args, tuple(scaled.args)[::-1]):
                 epsilon = self._root_of_mean_square(root, wide)
                 inner = self._value(wide, "astype")
                 data = wide if inner is None else inner.args[0]
@@ -163,7 +162,7 @@ class _Rewriter(PyExprMutator):
         if shifted is None or not isinstance(shifted.args[1], GenericConst) or len(_extents(shifted.args[1])):
             return None
         mean = self._value(shifted.args[0], "mean")
-        last = len(_extents(data)) - 1
+        last = _rank(data) - 1
         if mean is None or not mean.attrs.keepdims or [int(a) for a in mean.attrs.axis or ()] not in ([-1], [last]):
             return None
         square = self._value(mean.args[0], "power")
@@ -234,25 +233,21 @@ class _Rewriter(PyExprMutator):
     def _norm(
         self, name: str, arguments: Sequence[relax.Expr], epsilon: float, blocks: Callable[..., list[te.Tensor]]
     ) -> relax.Expr | None:
-        """A call of a norm's kernel; None of an unknown number of rows, which no kernel has."""
-        extents = _extents(arguments[0])
-        dtypes = {str(each.ty.dtype) for each in arguments}
-        if len(extents) < 2 or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
+        """A call of a norm's kernel, of as many rows as a call brings; None of an unknown number of columns."""
+        sides, dtypes = sides_of(arguments[0]) or [], {str(each.ty.dtype) for each in arguments}
+        if len(sides) < 2 or not isinstance(sides[-1], int) or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
             return None
-        *rows, columns = extents
-        problem = {"rows": math.prod(rows), "columns": columns, "dtype": dtypes.pop(), "epsilon": epsilon}
+        *rows, columns = sides
+        if any(sides_of(each) != [columns] for each in arguments[1:]):
+            return None
+        number = product(rows) if all(isinstance(each, int) for each in rows) else tirx.Var("rows", "int64")
+        problem = {"rows": number, "columns": columns, "dtype": dtypes.pop(), "epsilon": epsilon}
         if not compiles(name, self._target, problem):
             return None
         own = [_placeholder(each, letter) for each, letter in zip(arguments, ("X", "weight", "bias"))]
-        return self._called(name, problem, arguments, blocks(*own))
-
-    def _called(
-        self, name: str, problem: Problem, arguments: Sequence[relax.Expr], blocks: Sequence[te.Tensor]
-    ) -> relax.Expr:
-        """A call of a kernel, which computes what blocks do."""
-        variable = self.builder_.add_func(computed_by(name, problem, blocks), name)
-        result = blocks[-1]
-        return relax.call_tir(variable, list(arguments), relax.TensorType(list(result.shape), str(result.dtype)))
+        func = computed_by(name, problem, blocks(*own), {"rows": [0, *range(len(rows))]})
+        out = relax.TensorType(sides, str(arguments[0].ty.dtype))
+        return relax.call_tir(self.builder_.add_func(func, name), list(arguments), out)
 
 
 def called_for(
@@ -273,5 +268,14 @@ def _extents(expr: relax.Expr) -> tuple[int, ...]:
     return tuple(shape_of(expr) or ())
 
 
+def _rank(expr: relax.Expr) -> int:
+    """How many extents a tensor has; 0 if that isn't known."""
+    return len(sides_of(expr) or ())
+
+
 def _placeholder(expr: relax.Expr, name: str) -> te.Tensor:
-    return te.placeholder(_extents(expr), str(expr.ty.dtype), name)
+    """A tensor of the same type, whose unknown extents are variables of its own, each of another."""
+    sides = [
+        side if isinstance(side, int) else tirx.Var(f"n{at}", "int64") for at, side in enumerate(sides_of(expr) or ())
+    ]
+    return te.placeholder(sides, str(expr.ty.dtype), name)
