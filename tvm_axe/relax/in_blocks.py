@@ -20,6 +20,7 @@ __all__ = [
     "decoding_product_in_blocks",
     "gathered_in_blocks",
     "layer_norm_in_blocks",
+    "softmax_in_blocks",
 ]
 
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
@@ -69,6 +70,19 @@ def layer_norm_in_blocks(tensors: tuple[te.Tensor, te.Tensor, te.Tensor], epsilo
         return (scaled + bias(at[-1]).astype("float32")).astype(x.dtype)
 
     return [x, weight, bias, te.compute(x.shape, normed, "Y")]
+
+
+def softmax_in_blocks(x: te.Tensor) -> list[te.Tensor]:
+    """A softmax of the last axis in blocks, summed in float32; upstream sums 16-bit floats in their type."""
+    *rows, columns = x.shape
+    each, other = te.reduce_axis((0, columns), "k"), te.reduce_axis((0, columns), "k")
+    top = te.compute(rows, lambda *at: te.max(x(*at, each).astype("float32"), each), "top")
+
+    def weight(*at: Any) -> Any:
+        return te.exp(x(*at).astype("float32") - top(*at[:-1]))
+
+    total = te.compute(rows, lambda *at: te.sum(weight(*at, other), other), "total")
+    return [x, te.compute(x.shape, lambda *at: (weight(*at) / total(*at[:-1])).astype(x.dtype), "Y")]
 
 
 def gathered_in_blocks(told: Mapping[str, int], shape: Sequence[int], dtype: str, by_columns: bool) -> list[te.Tensor]:

@@ -1,4 +1,4 @@
-"""Operators that a tile kernel computes whole: attention and norms, as importers and `relax.frontend.nn` bring them.
+"""Operators that a tile kernel computes whole: attention, norms, softmax, as importers and `relax.frontend.nn` do.
 
 Each becomes a call of a function of blocks that says by its attributes which kernel computes it, for which problem
 (`tvm_axe.analysis.annotations`). Nothing is fused with it. The function's blocks compute the same, so that whatever
@@ -30,9 +30,11 @@ from tvm_axe.relax.in_blocks import (
     computed_by,
     gathered_in_blocks,
     layer_norm_in_blocks,
+    softmax_in_blocks,
 )
 from tvm_axe.relax.operators_of_attention import DTYPES
-from tvm_axe.relax.values import alike, product, shape_of, sides_of
+from tvm_axe.relax.scores import is_last
+from tvm_axe.relax.values import Values, alike, is_call, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
 
@@ -44,6 +46,7 @@ _FORMS = {
     "relax.permute_dims": "permuted",
     "relax.nn.rms_norm": "rms_norm",
     "relax.nn.layer_norm": "layer_norm",
+    "relax.nn.softmax": "softmax",
     "relax.multiply": "multiplied",
     "relax.mean": "widely",
     "relax.sum": "widely",
@@ -52,7 +55,7 @@ _FORMS = {
 """What rewrites the calls of an operator: a method of `_Rewriter`."""
 
 
-def with_kernels(model: IRModule, target: Target) -> IRModule:
+def with_kernels(model: IRModule, target: Target, alone: bool = False) -> IRModule:
     """Return a Relax model whose attention and norms are calls of kernels, where the target takes these by default.
 
     Parameters
@@ -61,6 +64,9 @@ def with_kernels(model: IRModule, target: Target) -> IRModule:
         The model, of Relax's operators; it isn't changed.
     target : Target
         Resolved.
+    alone : bool, optional
+        Whether it is for one device. Then a softmax is one, too, where nothing pointwise reads it, which would be a
+        kernel of its own; on a mesh elements go into a softmax row by row (`tvm_axe.relax.fusing`).
     """
     backend = backend_of(target)
     if not (isinstance(backend, TileBackend) and backend.by_default):
@@ -69,6 +75,7 @@ def with_kernels(model: IRModule, target: Target) -> IRModule:
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
             rewriter.attentions = attentions(func)
+            rewriter.ending = _softmaxes(func) if alone else set()
             rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
     return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
 
@@ -79,13 +86,16 @@ class _Rewriter(PyExprMutator):
         super().__init__(model)
         self._target = target
         self.attentions: dict[relax.Call, Attention] = {}
+        self.ending: set[relax.Call] = set()
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """The call, its arguments rewritten, or what takes its place."""
         if call in self.attentions and (whole := self._attention(call, self.attentions[call])) is not None:
             return whole
-        call = self.visit_expr_post_order(call)
+        ends, call = call in self.ending, self.visit_expr_post_order(call)
         found = None
+        if is_call(call, "relax.nn.softmax") and not ends:
+            return call
         if isinstance(call.op, Op) and (form := _FORMS.get(str(call.op.name))) is not None:
             found = getattr(self, form)(call)
         return call if found is None else found
@@ -126,7 +136,7 @@ class _Rewriter(PyExprMutator):
     def rms_norm(self, call: relax.Call) -> relax.Expr | None:
         """A norm of the last axis."""
         data, weight = call.args
-        if [int(axis) for axis in call.attrs.axes] not in ([-1], [_rank(data) - 1]):
+        if not _is_last(call.attrs.axes, data):
             return None
         return self._rms_norm(data, weight, float(call.attrs.epsilon))
 
@@ -134,18 +144,26 @@ class _Rewriter(PyExprMutator):
         """A norm of the last axis, scaled and shifted."""
         data, weight, bias = call.args
         whole = bool(call.attrs.center) and bool(call.attrs.scale)
-        if not whole or [int(axis) for axis in call.attrs.axes] not in ([-1], [_rank(data) - 1]):
+        if not whole or not _is_last(call.attrs.axes, data):
             return None
         epsilon = float(call.attrs.epsilon)
         given = data, weight, bias
-        return self._norm("layer_norm", given, epsilon, lambda x, w, b: layer_norm_in_blocks((x, w, b), epsilon))
+        return self._of_rows(
+            "layer_norm", given, lambda x, w, b: layer_norm_in_blocks((x, w, b), epsilon), epsilon=epsilon
+        )
+
+    def softmax(self, call: relax.Call) -> relax.Expr | None:
+        """A softmax of the last axis."""
+        if not is_last(int(call.attrs.axis), call):
+            return None
+        return self._of_rows("softmax", call.args, softmax_in_blocks)
 
     def multiplied(self, call: relax.Call) -> relax.Expr | None:
         """A root mean square norm that is written out: a weight by what is divided by the root of its mean square."""
         for weight, normed in (call.args, tuple(call.args)[::-1]):
             cast = self._value(normed, "astype")
             scaled = self._value(normed if cast is None else cast.args[0], "multiply")
-            if scaled is None or _rank(weight) != 1:
+            if scaled is None or len(sides_of(weight) or ()) != 1:
                 continue
             for wide, root in (scaled.args, tuple(scaled.args)[::-1]):
                 epsilon = self._root_of_mean_square(root, wide)
@@ -162,8 +180,7 @@ class _Rewriter(PyExprMutator):
         if shifted is None or not isinstance(shifted.args[1], GenericConst) or len(_extents(shifted.args[1])):
             return None
         mean = self._value(shifted.args[0], "mean")
-        last = _rank(data) - 1
-        if mean is None or not mean.attrs.keepdims or [int(a) for a in mean.attrs.axis or ()] not in ([-1], [last]):
+        if mean is None or not mean.attrs.keepdims or not _is_last(mean.attrs.axis or (), data):
             return None
         square = self._value(mean.args[0], "power")
         if square is not None:
@@ -228,12 +245,12 @@ class _Rewriter(PyExprMutator):
         def blocks(x: te.Tensor, w: te.Tensor) -> list[te.Tensor]:
             return [x, w, topi.rms_norm(x, w, axis=[len(x.shape) - 1], epsilon=epsilon)]
 
-        return self._norm("rms_norm", (data, weight), epsilon, blocks)
+        return self._of_rows("rms_norm", (data, weight), blocks, epsilon=epsilon)
 
-    def _norm(
-        self, name: str, arguments: Sequence[relax.Expr], epsilon: float, blocks: Callable[..., list[te.Tensor]]
+    def _of_rows(
+        self, name: str, arguments: Sequence[relax.Expr], blocks: Callable[..., list[te.Tensor]], **options: float
     ) -> relax.Expr | None:
-        """A call of a norm's kernel, of as many rows as a call brings; None of an unknown number of columns."""
+        """A call of a kernel of rows, of as many as a call brings; None of an unknown number of columns."""
         sides, dtypes = sides_of(arguments[0]) or [], {str(each.ty.dtype) for each in arguments}
         if len(sides) < 2 or not isinstance(sides[-1], int) or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
             return None
@@ -241,7 +258,7 @@ class _Rewriter(PyExprMutator):
         if any(sides_of(each) != [columns] for each in arguments[1:]):
             return None
         number = product(rows) if all(isinstance(each, int) for each in rows) else tirx.Var("rows", "int64")
-        problem = {"rows": number, "columns": columns, "dtype": dtypes.pop(), "epsilon": epsilon}
+        problem = {"rows": number, "columns": columns, "dtype": dtypes.pop(), **options}
         if not compiles(name, self._target, problem):
             return None
         own = [_placeholder(each, letter) for each, letter in zip(arguments, ("X", "weight", "bias"))]
@@ -268,9 +285,28 @@ def _extents(expr: relax.Expr) -> tuple[int, ...]:
     return tuple(shape_of(expr) or ())
 
 
-def _rank(expr: relax.Expr) -> int:
-    """How many extents a tensor has; 0 if that isn't known."""
-    return len(sides_of(expr) or ())
+def _softmaxes(func: relax.Function) -> set[relax.Call]:
+    """The softmaxes that no call reads whose result has their shape: what is pointwise is fused behind upstream's."""
+    values, found, passed = Values(func), list[relax.Call](), list[relax.Call]()
+
+    def visit(node: relax.Expr) -> None:
+        if is_call(node, "relax.nn.softmax"):
+            found.append(node)
+        if isinstance(node, relax.Call):
+            sides = sides_of(node)
+            passed.extend(
+                own
+                for own in map(values.of, node.args)
+                if is_call(own, "relax.nn.softmax") and sides is not None and alike(sides, sides_of(own) or [])
+            )
+
+    relax.analysis.post_order_visit(func, visit)
+    return {*found} - {*passed}
+
+
+def _is_last(axes: Sequence[int], value: relax.Expr) -> bool:
+    """Whether axes are a value's last alone."""
+    return len(axes) == 1 and is_last(int(axes[0]), value)
 
 
 def _placeholder(expr: relax.Expr, name: str) -> te.Tensor:

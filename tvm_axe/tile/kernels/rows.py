@@ -123,7 +123,7 @@ def softmax(rows: Any, columns: int, dtype: str, *, block_rows: int) -> Recipe:
             if width > columns:
                 with tile.parallel(block_rows, width) as (r, c):
                     if c >= columns:
-                        x[r, c] = T.min_value("float32")
+                        x[r, c] = T.float32("-inf")  # which weighs nothing, whatever the largest element is
             tile.max(x, top)
             with tile.parallel(block_rows, width) as (r, c):
                 x[r, c] = T.exp2((x[r, c] - top[r]) * T.float32(LOG2E))
