@@ -262,6 +262,17 @@ def test_sequences_on_gpus_are_right(devices: int, dtype: str, bound: float, on_
         assert played(session, of, 2).error(of, weights) < bound  # in another cache, while the first is there
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "dtype", "bound"), [(16, "float32", 1e-4), (32, "float16", 1e-2)])
+def test_one_group_of_few_columns_is_right_on_a_gpu(size: int, dtype: str, bound: float, cuda: None) -> None:
+    """Whose functions upstream's elimination of common subexpressions refused."""
+    of, target = decoders.Sizes(heads=4, groups=1, size=size, dtype=dtype), resolve_target("cuda")
+    model = decoders.Decoder(of, target).exported()
+    weights = decoders.weights_of(model, 3)
+    with axe.compile(model, target=target, work_dir=None).load(weights) as session:
+        assert played(session, of, 1).error(of, weights) < bound
+
+
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 

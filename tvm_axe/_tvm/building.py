@@ -38,7 +38,7 @@ def register_pipeline(name: str, base: str, first_pass: ir.transform.Pass, host_
 
     def pipeline() -> tuple[Any, Any, Any]:
         lower, finish_host, finish_device = tirx.get_tir_pipeline(base)
-        lowered = ir.transform.Sequential([first_pass, lower])
+        lowered = ir.transform.Sequential([first_pass, without_names(), lower])
         return lowered, lambda: ir.transform.Sequential([finish_host(), _and_lowered(host_pass)]), finish_device
 
     tirx.register_tir_pipeline(name, pipeline)
@@ -60,6 +60,23 @@ def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
         return done
 
     return ir.transform.module_pass(run, opt_level=0, name="AndLowered")
+
+
+def without_names() -> ir.transform.Pass:
+    """A pass that leaves out names of values within expressions (`tirx.Let`), as they come.
+
+    Upstream's elimination of common subexpressions doesn't count what is in such an expression, but replaces it there,
+    too: by a variable that it defines where it has counted the first, which may be later. Then it fails.
+    """
+
+    def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
+        mod = mod.clone()
+        for variable, func in mod.functions_items():
+            if isinstance(func, tirx.PrimFunc):
+                mod[variable] = func.with_body(structural_map(func.body, (tirx.Let, _without_name)))
+        return mod
+
+    return ir.transform.module_pass(run, opt_level=0, name="WithoutNames")
 
 
 def _without_name(let: tirx.Let) -> tirx.Expr:
@@ -124,7 +141,8 @@ def build_cuda(
     """
     lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
     host_target = Target("llvm") if target.host is None else target.host
-    host, devices = split_host_device_mods(lower(tirx.transform.BindTarget(target.with_host(host_target))(mod)))
+    mod = tirx.transform.BindTarget(target.with_host(host_target))(without_names()(mod))
+    host, devices = split_host_device_mods(lower(mod))
     host = IRModule(
         {var: _with_alignment(func, aligned) for var, func in host.functions_items()},
         attrs=host.attrs,

@@ -17,6 +17,8 @@ from tvm.support import rocm as _rocm
 from tvm.target import Target, codegen
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
+from tvm_axe._tvm.building import without_names
+
 _LINK, _LIBRARY = "tvm_callback_rocm_link", "tvm_callback_rocm_bitcode_path"  # what upstream's code generator calls
 _generating = threading.Lock()
 
@@ -43,6 +45,7 @@ def build_rocm(
     no runtime for these GPUs either.
     """
     lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
+    mod = without_names()(mod)
     host_target = Target("llvm") if target.host is None else target.host
     if pipeline == "tirx":
         stand_in = Target({"kind": "cuda", "arch": "sm_80"}).with_host(host_target)

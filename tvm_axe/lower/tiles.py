@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.sym import Analyzer
 from tvm.target import Target
 from tvm_ffi import structural_equal
 
@@ -220,8 +221,8 @@ class _Rewriter:
         problem = {str(key).removeprefix(f"{KERNEL}."): _tvm.plain(self.attrs.pop(key)) for key in given}
         buffers, extents = [*filter(tirx.is_buffer_var, self.func.params)], list[tuple[tirx.Var, tirx.Expr]]()
         for key, at in problem.items():
-            if isinstance(at, list):  # what isn't known is some parameter's extent
-                problem[key] = _as_variable(buffers[at[0]].shape[at[1]], key, extents)
+            if isinstance(at, list):  # what isn't known is some parameter's extent, or a product of several
+                problem[key] = _as_variable(prod(buffers[at[0]].shape[dim] for dim in at[1:]), key, extents)
         kernel = KERNELS[name]
 
         def made(**parameters: int | str) -> list[tirx.Stmt]:
@@ -319,12 +320,12 @@ def _in_order(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
 
 
-def _as_variable(extent: tirx.Expr, name: str, known: list[tuple[tirx.Var, tirx.Expr]]) -> tirx.Var | int:
+def _as_variable(extent: int | tirx.Expr, name: str, known: list[tuple[tirx.Var, tirx.Expr]]) -> tirx.Var | int:
     """A variable that stands for an extent in a tile program, one for equal ones; the number that it is, if it is one.
 
     New ones are put into `known`.
     """
-    if isinstance(extent, tirx.IntImm):
+    if isinstance(extent, int | tirx.IntImm):
         return int(extent)
     for variable, other in known:
         if structural_equal(other, extent):
@@ -385,7 +386,10 @@ def _seen_as(buffer: tirx.Buffer, shape: Sequence[int | tirx.Expr], dtype: str, 
     is_same = str(buffer.dtype) == dtype
     alike = is_same and len(own) == len(shape) and all(map(structural_equal, own, shape))
     known = all(isinstance(extent, int) for extent in (*own, *shape))
-    fits = known and prod(own) * dtype_bits(str(buffer.dtype)) == prod(shape) * dtype_bits(dtype)
+    if known:
+        fits = prod(own) * dtype_bits(str(buffer.dtype)) == prod(shape) * dtype_bits(dtype)
+    else:
+        fits = is_same and Analyzer().can_prove_equal(prod(own), prod(shape))
     if len(buffer.strides) or not (alike or fits):
         raise ScheduleError(
             f"{buffer.name} has the shape {own} and the strides {list(buffer.strides)}; the kernel takes a dense "

@@ -63,7 +63,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
         check_packing(model)
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
-    model = widened(with_kernels(with_repeated_heads(with_decoding_products(model, target)), target))
+    model = widened(with_kernels(with_repeated_heads(with_decoding_products(model, target)), target, alone=True))
     if backend.on_host:
         model = with_convolutions(model)
     first = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tvm import te, tirx
@@ -19,15 +20,22 @@ __all__ = [
     "decoding_product_in_blocks",
     "gathered_in_blocks",
     "layer_norm_in_blocks",
+    "softmax_in_blocks",
 ]
 
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
 
 
-def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tirx.PrimFunc:
+def computed_by(
+    name: str,
+    problem: Problem,
+    blocks: Sequence[te.Tensor],
+    products: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> tirx.PrimFunc:
     """The function of blocks that a kernel computes, which says so.
 
-    Of what isn't known of the problem it says which parameter's extent it is: the numbers of both.
+    Of what isn't known of the problem it says which parameter's extent it is: the numbers of both. What is a product of
+    several extents of a parameter is told as that by `products`, and said with all of their numbers.
     """
     unknown = [value for value in problem.values() if isinstance(value, tirx.Var)]
     func = te.create_prim_func(list(blocks), "int64" if unknown else None).without_attr("global_symbol")
@@ -37,7 +45,10 @@ def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tir
         for dim, extent in enumerate(block.shape)
         if isinstance(extent, tirx.Var)
     }
-    said = {key: extents[value] if isinstance(value, tirx.Var) else value for key, value in problem.items()}
+    said = {
+        key: (list(products[key]) if key in products else extents[value]) if isinstance(value, tirx.Var) else value
+        for key, value in problem.items()
+    }
     return func.with_attrs({KERNEL: name, **{f"{KERNEL}.{key}": value for key, value in said.items()}, **_OPAQUE})
 
 
@@ -59,6 +70,19 @@ def layer_norm_in_blocks(tensors: tuple[te.Tensor, te.Tensor, te.Tensor], epsilo
         return (scaled + bias(at[-1]).astype("float32")).astype(x.dtype)
 
     return [x, weight, bias, te.compute(x.shape, normed, "Y")]
+
+
+def softmax_in_blocks(x: te.Tensor) -> list[te.Tensor]:
+    """A softmax of the last axis in blocks, summed in float32; upstream sums 16-bit floats in their type."""
+    *rows, columns = x.shape
+    each, other = te.reduce_axis((0, columns), "k"), te.reduce_axis((0, columns), "k")
+    top = te.compute(rows, lambda *at: te.max(x(*at, each).astype("float32"), each), "top")
+
+    def weight(*at: Any) -> Any:
+        return te.exp(x(*at).astype("float32") - top(*at[:-1]))
+
+    total = te.compute(rows, lambda *at: te.sum(weight(*at, other), other), "total")
+    return [x, te.compute(x.shape, lambda *at: (weight(*at) / total(*at[:-1])).astype(x.dtype), "Y")]
 
 
 def gathered_in_blocks(told: Mapping[str, int], shape: Sequence[int], dtype: str, by_columns: bool) -> list[te.Tensor]:

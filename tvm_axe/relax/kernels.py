@@ -1,4 +1,4 @@
-"""Operators that a tile kernel computes whole: attention and norms, as importers and `relax.frontend.nn` bring them.
+"""Operators that a tile kernel computes whole: attention, norms, softmax, as importers and `relax.frontend.nn` do.
 
 Each becomes a call of a function of blocks that says by its attributes which kernel computes it, for which problem
 (`tvm_axe.analysis.annotations`). Nothing is fused with it. The function's blocks compute the same, so that whatever
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.ir import GenericConst, GlobalVar, IRModule, Op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
@@ -30,12 +30,13 @@ from tvm_axe.relax.in_blocks import (
     computed_by,
     gathered_in_blocks,
     layer_norm_in_blocks,
+    softmax_in_blocks,
 )
 from tvm_axe.relax.operators_of_attention import DTYPES
-from tvm_axe.relax.values import alike, shape_of, sides_of
+from tvm_axe.relax.scores import is_last
+from tvm_axe.relax.values import Values, alike, is_call, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
-from tvm_axe.tile.kernels.kernel import Problem
 
 __all__ = ["called_for", "with_kernels"]
 
@@ -45,6 +46,7 @@ _FORMS = {
     "relax.permute_dims": "permuted",
     "relax.nn.rms_norm": "rms_norm",
     "relax.nn.layer_norm": "layer_norm",
+    "relax.nn.softmax": "softmax",
     "relax.multiply": "multiplied",
     "relax.mean": "widely",
     "relax.sum": "widely",
@@ -53,7 +55,7 @@ _FORMS = {
 """What rewrites the calls of an operator: a method of `_Rewriter`."""
 
 
-def with_kernels(model: IRModule, target: Target) -> IRModule:
+def with_kernels(model: IRModule, target: Target, alone: bool = False) -> IRModule:
     """Return a Relax model whose attention and norms are calls of kernels, where the target takes these by default.
 
     Parameters
@@ -62,6 +64,9 @@ def with_kernels(model: IRModule, target: Target) -> IRModule:
         The model, of Relax's operators; it isn't changed.
     target : Target
         Resolved.
+    alone : bool, optional
+        Whether it is for one device. Then a softmax is one, too, where nothing pointwise reads it, which would be a
+        kernel of its own; on a mesh elements go into a softmax row by row (`tvm_axe.relax.fusing`).
     """
     backend = backend_of(target)
     if not (isinstance(backend, TileBackend) and backend.by_default):
@@ -70,6 +75,7 @@ def with_kernels(model: IRModule, target: Target) -> IRModule:
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
             rewriter.attentions = attentions(func)
+            rewriter.ending = _softmaxes(func) if alone else set()
             rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
     return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
 
@@ -80,13 +86,16 @@ class _Rewriter(PyExprMutator):
         super().__init__(model)
         self._target = target
         self.attentions: dict[relax.Call, Attention] = {}
+        self.ending: set[relax.Call] = set()
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """The call, its arguments rewritten, or what takes its place."""
         if call in self.attentions and (whole := self._attention(call, self.attentions[call])) is not None:
             return whole
-        call = self.visit_expr_post_order(call)
+        ends, call = call in self.ending, self.visit_expr_post_order(call)
         found = None
+        if is_call(call, "relax.nn.softmax") and not ends:
+            return call
         if isinstance(call.op, Op) and (form := _FORMS.get(str(call.op.name))) is not None:
             found = getattr(self, form)(call)
         return call if found is None else found
@@ -127,7 +136,7 @@ class _Rewriter(PyExprMutator):
     def rms_norm(self, call: relax.Call) -> relax.Expr | None:
         """A norm of the last axis."""
         data, weight = call.args
-        if [int(axis) for axis in call.attrs.axes] not in ([-1], [len(_extents(data)) - 1]):
+        if not _is_last(call.attrs.axes, data):
             return None
         return self._rms_norm(data, weight, float(call.attrs.epsilon))
 
@@ -135,20 +144,28 @@ class _Rewriter(PyExprMutator):
         """A norm of the last axis, scaled and shifted."""
         data, weight, bias = call.args
         whole = bool(call.attrs.center) and bool(call.attrs.scale)
-        if not whole or [int(axis) for axis in call.attrs.axes] not in ([-1], [len(_extents(data)) - 1]):
+        if not whole or not _is_last(call.attrs.axes, data):
             return None
         epsilon = float(call.attrs.epsilon)
         given = data, weight, bias
-        return self._norm("layer_norm", given, epsilon, lambda x, w, b: layer_norm_in_blocks((x, w, b), epsilon))
+        return self._of_rows(
+            "layer_norm", given, lambda x, w, b: layer_norm_in_blocks((x, w, b), epsilon), epsilon=epsilon
+        )
+
+    def softmax(self, call: relax.Call) -> relax.Expr | None:
+        """A softmax of the last axis."""
+        if not is_last(int(call.attrs.axis), call):
+            return None
+        return self._of_rows("softmax", call.args, softmax_in_blocks)
 
     def multiplied(self, call: relax.Call) -> relax.Expr | None:
         """A root mean square norm that is written out: a weight by what is divided by the root of its mean square."""
         for weight, normed in (call.args, tuple(call.args)[::-1]):
             cast = self._value(normed, "astype")
-            product = self._value(normed if cast is None else cast.args[0], "multiply")
-            if product is None or len(_extents(weight)) != 1:
+            scaled = self._value(normed if cast is None else cast.args[0], "multiply")
+            if scaled is None or len(sides_of(weight) or ()) != 1:
                 continue
-            for wide, root in (product.args, tuple(product.args)[::-1]):
+            for wide, root in (scaled.args, tuple(scaled.args)[::-1]):
                 epsilon = self._root_of_mean_square(root, wide)
                 inner = self._value(wide, "astype")
                 data = wide if inner is None else inner.args[0]
@@ -163,8 +180,7 @@ class _Rewriter(PyExprMutator):
         if shifted is None or not isinstance(shifted.args[1], GenericConst) or len(_extents(shifted.args[1])):
             return None
         mean = self._value(shifted.args[0], "mean")
-        last = len(_extents(data)) - 1
-        if mean is None or not mean.attrs.keepdims or [int(a) for a in mean.attrs.axis or ()] not in ([-1], [last]):
+        if mean is None or not mean.attrs.keepdims or not _is_last(mean.attrs.axis or (), data):
             return None
         square = self._value(mean.args[0], "power")
         if square is not None:
@@ -229,30 +245,26 @@ class _Rewriter(PyExprMutator):
         def blocks(x: te.Tensor, w: te.Tensor) -> list[te.Tensor]:
             return [x, w, topi.rms_norm(x, w, axis=[len(x.shape) - 1], epsilon=epsilon)]
 
-        return self._norm("rms_norm", (data, weight), epsilon, blocks)
+        return self._of_rows("rms_norm", (data, weight), blocks, epsilon=epsilon)
 
-    def _norm(
-        self, name: str, arguments: Sequence[relax.Expr], epsilon: float, blocks: Callable[..., list[te.Tensor]]
+    def _of_rows(
+        self, name: str, arguments: Sequence[relax.Expr], blocks: Callable[..., list[te.Tensor]], **options: float
     ) -> relax.Expr | None:
-        """A call of a norm's kernel; None of an unknown number of rows, which no kernel has."""
-        extents = _extents(arguments[0])
-        dtypes = {str(each.ty.dtype) for each in arguments}
-        if len(extents) < 2 or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
+        """A call of a kernel of rows, of as many as a call brings; None of an unknown number of columns."""
+        sides, dtypes = sides_of(arguments[0]) or [], {str(each.ty.dtype) for each in arguments}
+        if len(sides) < 2 or not isinstance(sides[-1], int) or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
             return None
-        *rows, columns = extents
-        problem = {"rows": math.prod(rows), "columns": columns, "dtype": dtypes.pop(), "epsilon": epsilon}
+        *rows, columns = sides
+        if any(sides_of(each) != [columns] for each in arguments[1:]):
+            return None
+        number = product(rows) if all(isinstance(each, int) for each in rows) else tirx.Var("rows", "int64")
+        problem = {"rows": number, "columns": columns, "dtype": dtypes.pop(), **options}
         if not compiles(name, self._target, problem):
             return None
         own = [_placeholder(each, letter) for each, letter in zip(arguments, ("X", "weight", "bias"))]
-        return self._called(name, problem, arguments, blocks(*own))
-
-    def _called(
-        self, name: str, problem: Problem, arguments: Sequence[relax.Expr], blocks: Sequence[te.Tensor]
-    ) -> relax.Expr:
-        """A call of a kernel, which computes what blocks do."""
-        variable = self.builder_.add_func(computed_by(name, problem, blocks), name)
-        result = blocks[-1]
-        return relax.call_tir(variable, list(arguments), relax.TensorType(list(result.shape), str(result.dtype)))
+        func = computed_by(name, problem, blocks(*own), {"rows": [0, *range(len(rows))]})
+        out = relax.TensorType(sides, str(arguments[0].ty.dtype))
+        return relax.call_tir(self.builder_.add_func(func, name), list(arguments), out)
 
 
 def called_for(
@@ -273,5 +285,33 @@ def _extents(expr: relax.Expr) -> tuple[int, ...]:
     return tuple(shape_of(expr) or ())
 
 
+def _softmaxes(func: relax.Function) -> set[relax.Call]:
+    """The softmaxes that no call reads whose result has their shape: what is pointwise is fused behind upstream's."""
+    values, found, passed = Values(func), list[relax.Call](), list[relax.Call]()
+
+    def visit(node: relax.Expr) -> None:
+        if is_call(node, "relax.nn.softmax"):
+            found.append(node)
+        if isinstance(node, relax.Call):
+            sides = sides_of(node)
+            passed.extend(
+                own
+                for own in map(values.of, node.args)
+                if is_call(own, "relax.nn.softmax") and sides is not None and alike(sides, sides_of(own) or [])
+            )
+
+    relax.analysis.post_order_visit(func, visit)
+    return {*found} - {*passed}
+
+
+def _is_last(axes: Sequence[int], value: relax.Expr) -> bool:
+    """Whether axes are a value's last alone."""
+    return len(axes) == 1 and is_last(int(axes[0]), value)
+
+
 def _placeholder(expr: relax.Expr, name: str) -> te.Tensor:
-    return te.placeholder(_extents(expr), str(expr.ty.dtype), name)
+    """A tensor of the same type, whose unknown extents are variables of its own, each of another."""
+    sides = [
+        side if isinstance(side, int) else tirx.Var(f"n{at}", "int64") for at, side in enumerate(sides_of(expr) or ())
+    ]
+    return te.placeholder(sides, str(expr.ty.dtype), name)

@@ -213,8 +213,8 @@ def _share_of_decoding_product(own: Mapping[str, Any], shapes: _Shapes, whole: _
     return {"m": m, "n": n, "k": k, "group": k // groups} if same and _alike([m], [rows]) and k % groups == 0 else None
 
 
-def _share_of_norm(own: Mapping[str, Any], shapes: _Shapes, _whole: _Shapes) -> dict[str, int] | None:
-    """Which rows a norm's tensor has, if each is whole."""
+def _share_of_rows(own: Mapping[str, Any], shapes: _Shapes, _whole: _Shapes) -> dict[str, int] | None:
+    """Which rows a tensor has, if each is whole."""
     *rows, columns = shapes[0]
     return {"rows": math.prod(rows)} if columns == int(own["columns"]) else None
 
@@ -223,7 +223,8 @@ _SHARES = {
     "attention": _share_of_attention,
     "decode_attention": _share_of_decoding,
     "w4a16_matmul": _share_of_decoding_product,
-    "rms_norm": _share_of_norm,
-    "layer_norm": _share_of_norm,
+    "rms_norm": _share_of_rows,
+    "layer_norm": _share_of_rows,
+    "softmax": _share_of_rows,
 }
 """Of what a device computes by a kernel, if its tensors have such shapes: in which numbers its problem is another."""

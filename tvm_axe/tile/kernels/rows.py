@@ -1,13 +1,16 @@
 """What is computed from whole rows in one pass over memory: RMSNorm, layer norm and softmax.
 
 A row is held on chip between its reading and its writing, so it must fit a block's registers: up to 65536 columns.
+How many rows there are may be a variable, which a call knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
@@ -31,12 +34,12 @@ _HELD = 4096
 """Elements that a block holds at least, where there are rows enough: 16 a thread of 256."""
 
 
-def rms_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-6, *, block_rows: int) -> Recipe:
+def rms_norm(rows: Any, columns: int, dtype: str, epsilon: float = 1e-6, *, block_rows: int) -> Recipe:
     """Y = X / sqrt(the mean of its row's squares + epsilon) * weight: X and Y (rows, columns), weight (columns,).
 
     Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
     """
-    width = padded(columns)
+    width, count = padded(columns), counted(rows)
 
     @T.prim_func
     def rms_norm(
@@ -44,7 +47,7 @@ def rms_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-6, *, bloc
         weight: T.Buffer((columns,), dtype),
         Y: T.Buffer((rows, columns), dtype),
     ) -> None:
-        with tile.kernel(tile.cdiv(rows, block_rows)) as i:
+        with tile.kernel(tile.cdiv(count, block_rows)) as i:
             x = tile.fragment((block_rows, width), "float32")
             square = tile.fragment((block_rows, width), "float32")
             factor = tile.fragment((block_rows,), "float32")
@@ -63,12 +66,12 @@ def rms_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-6, *, bloc
     return Recipe((tile.read(rms_norm),), ("X", "weight"), ("Y",))
 
 
-def layer_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-5, *, block_rows: int) -> Recipe:
+def layer_norm(rows: Any, columns: int, dtype: str, epsilon: float = 1e-5, *, block_rows: int) -> Recipe:
     """Y = (X less its row's mean) / sqrt(its row's variance + epsilon) * weight + bias: X and Y (rows, columns).
 
     Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
     """
-    width = padded(columns)
+    width, count = padded(columns), counted(rows)
 
     @T.prim_func
     def layer_norm(
@@ -77,7 +80,7 @@ def layer_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-5, *, bl
         bias: T.Buffer((columns,), dtype),
         Y: T.Buffer((rows, columns), dtype),
     ) -> None:
-        with tile.kernel(tile.cdiv(rows, block_rows)) as i:
+        with tile.kernel(tile.cdiv(count, block_rows)) as i:
             x = tile.fragment((block_rows, width), "float32")
             square = tile.fragment((block_rows, width), "float32")
             mean = tile.fragment((block_rows,), "float32")
@@ -106,13 +109,13 @@ def layer_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-5, *, bl
     return Recipe((tile.read(layer_norm),), ("X", "weight", "bias"), ("Y",))
 
 
-def softmax(rows: int, columns: int, dtype: str, *, block_rows: int) -> Recipe:
+def softmax(rows: Any, columns: int, dtype: str, *, block_rows: int) -> Recipe:
     """Y = exp(X) over its row's sum, from X less the row's largest element; both (rows, columns)."""
-    width = padded(columns)
+    width, count = padded(columns), counted(rows)
 
     @T.prim_func
     def softmax(X: T.Buffer((rows, columns), dtype), Y: T.Buffer((rows, columns), dtype)) -> None:
-        with tile.kernel(tile.cdiv(rows, block_rows)) as i:
+        with tile.kernel(tile.cdiv(count, block_rows)) as i:
             x = tile.fragment((block_rows, width), "float32")
             top = tile.fragment((block_rows,), "float32")
             total = tile.fragment((block_rows,), "float32")
@@ -120,7 +123,7 @@ def softmax(rows: int, columns: int, dtype: str, *, block_rows: int) -> Recipe:
             if width > columns:
                 with tile.parallel(block_rows, width) as (r, c):
                     if c >= columns:
-                        x[r, c] = T.min_value("float32")
+                        x[r, c] = T.float32("-inf")  # which weighs nothing, whatever the largest element is
             tile.max(x, top)
             with tile.parallel(block_rows, width) as (r, c):
                 x[r, c] = T.exp2((x[r, c] - top[r]) * T.float32(LOG2E))
@@ -139,9 +142,16 @@ def padded(columns: int) -> int:
     return power_of_two(columns) if columns <= 1024 else -(-columns // 1024) * 1024
 
 
+def counted(rows: Any) -> Any:
+    """How many rows there are, as grids count blocks: a number, or an expression of 32 bits where it isn't known."""
+    return rows if isinstance(rows, int) else tirx.Cast("int32", rows)
+
+
 def _knobs(target: Target, problem: Problem) -> Knobs:
+    """As many rows a block as it holds at least; of an unknown number, too: of fewer some of one block are empty."""
+    rows = problem["rows"]
     held = max(1, _HELD // padded(problem["columns"])) if isinstance(machine_of(target), Gpu) else 4
-    return {"block_rows": choose(min(held, power_of_two(problem["rows"])), 1, 2, 4, 8, 16)}
+    return {"block_rows": choose(min(held, power_of_two(rows)) if isinstance(rows, int) else held, 1, 2, 4, 8, 16)}
 
 
 # ---- Data and reference ------------------------------------------------------------------------------------------
