@@ -159,8 +159,6 @@ def body(case: str) -> tirx.PrimFunc:
             c = tile.fragment((32, 32), "float32")
             tile.fill(a, 0)
             tile.fill(c, 0)
-            if case == "store":
-                a[0, 0] = T.float32(0)
             if case == "word":
                 T.tile.sqrt(c, c)
             if case == "scaled":
@@ -203,7 +201,6 @@ def body(case: str) -> tirx.PrimFunc:
 @pytest.mark.parametrize(
     "case, message",
     [
-        ("store", r"a\[0, 0\] is stored outside of `parallel`, by every thread"),
         ("word", "sqrt is no word of tvm_axe.tile; elementwise computation is written in `parallel`"),
         ("scaled", r"gemm: c = 2.0 \* a @ b \+ 1.0 \* c; valid is c \(\+\)= a @ b"),
         ("axes", r"sum: along axes \[0, 1\]; a tile is reduced along one axis at a time"),

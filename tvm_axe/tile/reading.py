@@ -165,17 +165,9 @@ class Reader:
         return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
 
     def _store(self, stmt: tirx.BufferStore) -> Node:
-        tile, how = self.known[stmt.buffer], joined(stmt.value)
-        if how is not None:
-            raise TileError(
-                f"atomic_{how[0]} of a value with {tile.name}[{', '.join(map(str, stmt.indices))}] outside of "
-                "`parallel`, by every thread; valid is one in `with tile.parallel(...)`, or of a tile"
-            )
-        if tile.scope != "local":
-            raise TileError(
-                f"{tile.name}[{', '.join(map(str, stmt.indices))}] is stored outside of `parallel`, by every "
-                f"thread; valid there are tiles of `local`, and in `with tile.parallel(...)` all others"
-            )
+        tile = self.known[stmt.buffer]
+        if tile.scope != "local":  # an element that the block stores once: one point
+            return self._stored((tirx.Var("once", "int32"),), (1,), stmt, distinct=False)
         return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
 
     def _called(self, stmt: tirx.Evaluate) -> Node:
@@ -265,7 +257,12 @@ class Reader:
             points.append(stmt.loop_var)
             extents.append(extent)
             stmt = stmt.body
-        stmt = self._points(stmt)
+        return self._stored(tuple(points), tuple(extents), self._points(stmt), distinct)
+
+    def _stored(
+        self, points: tuple[tirx.Var, ...], extents: tuple[int, ...], stmt: tirx.Stmt, distinct: bool
+    ) -> Parallel:
+        """What `stmt` stores at every one of the points."""
         accesses: list[tuple[Tile, tuple, bool]] = []
         joins: dict[tuple[Tile, str], None] = {}
 
@@ -280,7 +277,7 @@ class Reader:
 
         tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
         tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
-        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses), distinct, tuple(joins))
+        return Parallel(points, extents, stmt, tuple(accesses), distinct, tuple(joins))
 
     def _points(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """The body of a `parallel`, in which ``z = value`` is a name for a value: upstream makes it a tile of one."""

@@ -147,11 +147,11 @@ def _memory_of(tile: Tile, nodes: Sequence[Node]) -> Iterator[Tile]:
 
 
 def reduced_layout(region: Region, held: Mapping[Tile, LayoutChoice], threads: int) -> Layout | None:
-    """The layout in which a region is reduced: a fragment's own; of memory the one that it is loaded in.
+    """The layout in which a region is reduced: a fragment's own; of memory, or a part, the one that it is loaded in.
 
     None if the fragment has none yet.
     """
-    if region.tile.scope in ("shared", "global"):
+    if region.tile.scope in ("shared", "global") or not region.whole:
         return coalesced(region.extents, 128 // _bits(region.tile), threads)
     return held[region.tile].layout if region.tile in held else None
 
