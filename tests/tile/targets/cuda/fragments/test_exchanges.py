@@ -8,6 +8,7 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.layout import Layout
 from tvm_axe.machines.cache import Cache
+from tvm_axe.tile.targets.cuda.fragments.infer import find_shared_out_badly
 
 
 @T.prim_func
@@ -112,3 +113,20 @@ def test_on_a_gpu(cuda, tmp_path, program):
     tile.compile(program, "cuda", Cache(tmp_path))(*arrays)
     for position, want in expected.items():
         np.testing.assert_allclose(arrays[position], want, rtol=1e-5, atol=1e-5)
+
+
+def test_few_threads_that_have_elements_of_their_own_are_named():
+    def found(width):
+        @T.prim_func
+        def copied(X: T.Buffer((8, width), "float32"), Y: T.Buffer((8, width), "float32")):
+            with tile.kernel(8, threads=128) as r:
+                x = tile.fragment((width,), "float32")
+                tile.copy(X[r, 0], x)
+                tile.copy(x, Y[r, 0])
+
+        plan = tile.plan(copied, "cuda:sm_80")
+        return find_shared_out_badly(plan.fragments, plan.threads)
+
+    (said,) = found(1000)
+    assert "is held by 8 threads of 128" in said and "1024 columns avoid it" in said
+    assert not found(1024) and not found(96)
