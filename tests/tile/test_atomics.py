@@ -167,7 +167,6 @@ REFUSED = {
     ),
     "a tile on chip": ("        tile.atomic_add(a, s)\n", "atomically into shared s"),
     "outside": (f"{IN}            tile.atomic_add(1, H[i + 1])\n", "is element 16 of dimension 0 of global H"),
-    "no parallel": ("        tile.atomic_add(1, H[m])\n", "atomic_add of a value with .*outside of `parallel`"),
 }
 
 

@@ -479,6 +479,26 @@ def test_parallel_refused(body, words):
     refused(stores(body), "parallel", *words)
 
 
+def halves_at(distinct, apart):
+    """Two stores to a tensor, at a row that is data: `apart` columns from each other, of 4 each."""
+
+    @T.prim_func
+    def func(A: T.Buffer((16, 8), "float32"), index: T.Buffer((16,), "int32")):
+        with tile.kernel(16) as m:
+            row = index[m]
+            with tile.parallel(1, 4, distinct=distinct) as (i, j):
+                A[row + i, j] = T.float32(1)
+                A[row + i, j + apart] = T.float32(2)
+
+    return func
+
+
+def test_stores_at_data_are_told_apart_by_what_is_known_or_by_distinct():
+    tile.read(halves_at(False, 4))
+    tile.read(halves_at(True, 2))  # points meet in no element, says the author
+    refused(halves_at(False, 2), "parallel", r"A\[row \+ i, j \+ 2\] is stored", "can't be shown", "or distinct=True")
+
+
 def test_blocks_and_loops_of_unknown_number():
     @T.prim_func
     def func(A: T.handle, N: T.Buffer((1,), "int32")):

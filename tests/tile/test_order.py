@@ -400,10 +400,3 @@ def test_refused_in_parallel():
 def test_refused_where_it_is_written(line, message):
     with pytest.raises(DiagnosticError, match=message):
         made(f"{HEAD}        {line}\n")
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_parts_of_fragments_are_refused_on_gpus(target):
-    source = f"{HEAD}        tile.fill(y, 0)\n        tile.argmax(y[0:8, 0:8], at)\n"
-    with pytest.raises(TileError, match=r"y\[0:8, 0:8\] is a part of a fragment; valid is all of it"):
-        tile.lower(made(source), target)

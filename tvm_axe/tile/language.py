@@ -190,7 +190,8 @@ def parallel(*extents: Any, distinct: bool = False) -> Iterator[Any]:
     """Run the body once for every point of `extents`, in no order; yields the point's coordinates.
 
     The body stores elements: ``c[i, j] = T.max(c[i, j] + bias[j], 0)``. It may read and write tiles and tensors in
-    global memory, by any index, under ``if``, so that gathers, masks and scatters are written here.
+    global memory, by any index, under ``if``, so that gathers, masks and scatters are written here; it may give names
+    to values, and sum a few terms in a small loop (`tvm_axe.tile.bodies`).
 
     Parameters
     ----------

@@ -264,7 +264,7 @@ class _Walk:
             self.loads(stmt.value, guard)
             self.values[stmt.var] = evaluate(stmt.value, self.values)
             self.behind[stmt.var] = self.vars(stmt.value)
-            self.named[stmt.var] = self.opened(stmt.value)
+            self.named[stmt.var] = stmt.value
         elif isinstance(stmt, tirx.IfThenElse):
             self.loads(stmt.condition, guard)
             for case, holds in ((stmt.then_case, True), (stmt.else_case, False)):
@@ -298,7 +298,9 @@ class _Walk:
 
     def opened(self, expr: Any) -> Any:
         """An expression with values in the place of names that the body gives."""
-        return expr if isinstance(expr, int) else substitute_in(expr, self.named)
+        while not isinstance(expr, int) and variables_in(expr) & self.named.keys():
+            expr = substitute_in(expr, self.named)
+        return expr
 
     def apart(self, index: Any) -> Any:
         """The values of an index at every point but for a number that all points have; None if it is data."""

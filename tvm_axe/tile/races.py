@@ -109,47 +109,61 @@ def _told(parallel: Parallel, store: Access) -> None:
 
 def _apart(parallel: Parallel, touched: list[Access], stores: list[Access]) -> None:
     """Refuse one element that a point stores and another point stores or loads."""
-    if not all(access.known for access in touched):
-        for access in touched:
-            other = next((s for s in stores if not _same(s, access)), None)
-            if other is not None:
-                raise TileError(
-                    f"parallel: {other} is stored, and {access} of the same tile is "
-                    f"{'stored' if access.stores else 'read'} beside it: that no two points meet in one element can't "
-                    "be shown where indices come from tensors; valid is one index for both, or two `parallel`"
-                )
+    known = [d for d in range(len(touched[0].where)) if all(access.where[d] is not None for access in touched)]
+    clash = _clash(parallel, touched, known) if known or not touched[0].where else None
+    if len(known) == len(touched[0].where):
+        if clash is not None:
+            raise TileError(
+                f"parallel: {clash}; points run in no order: valid are elements of a point's own, or two `parallel`"
+            )
         return
-    elements = _elements(touched)
+    if known and clash is None:
+        return  # what is known of the indices tells all points apart, whatever the rest is
+    for access in touched:
+        other = next((store for store in stores if not _same(store, access)), None)
+        if other is not None and not (access.stores and parallel.distinct):
+            also = ", or distinct=True, which says that no two points store to one element" if access.stores else ""
+            raise TileError(
+                f"parallel: {other} is stored, and {access} of the same tile is "
+                f"{'stored' if access.stores else 'read'} beside it: that no two points meet in one element can't "
+                f"be shown where indices come from tensors; valid is one index for both, or two `parallel`{also}"
+            )
+
+
+def _clash(parallel: Parallel, touched: list[Access], dimensions: list[int]) -> str | None:
+    """Which point touches what another stores, told by the indices in some dimensions alone; None if none does."""
+    elements = _elements(touched, dimensions)
     owner = np.full(max(int(element.max(initial=0)) for element in elements) + 1, -1)
     points = np.arange(len(elements[0]))
     for store, element in zip(touched, elements):
         if store.stores:
             active = store.guard.mask
-            _meet(parallel, store, element, owner, "stored")
+            found = _meet(parallel, store, element, owner, "stored")
             owner[element[active]] = points[active]
-            _meet(parallel, store, element, owner, "stored")
-    for load, element in zip(touched, elements):
-        if not load.stores:
-            _meet(parallel, load, element, owner, "read")
+            found = found or _meet(parallel, store, element, owner, "stored")
+            if found is not None:
+                return found
+    loads = (pair for pair in zip(touched, elements) if not pair[0].stores)
+    return next(filter(None, (_meet(parallel, load, element, owner, "read") for load, element in loads)), None)
 
 
-def _meet(parallel: Parallel, access: Access, element: np.ndarray, owner: np.ndarray, what: str) -> None:
+def _meet(parallel: Parallel, access: Access, element: np.ndarray, owner: np.ndarray, what: str) -> str | None:
     points = np.arange(len(element))
     clash = access.guard.mask & (owner[element] != -1) & (owner[element] != points)
-    if clash.any():
-        point = int(np.argmax(clash))
-        where = ", ".join(str(index[point]) for index in access.where)
-        raise TileError(
-            f"parallel: {access} is {what} at {_point(parallel, point)}, and that element, [{where}], is stored at "
-            f"{_point(parallel, int(owner[element[point]]))}; points run in no order: valid are elements of a point's "
-            "own, or two `parallel`"
-        )
+    if not clash.any():
+        return None
+    point = int(np.argmax(clash))
+    where = ", ".join("?" if index is None else str(index[point]) for index in access.where)
+    return (
+        f"{access} is {what} at {_point(parallel, point)}, and that element, [{where}], is stored at "
+        f"{_point(parallel, int(owner[element[point]]))}"
+    )
 
 
-def _elements(touched: list[Access]) -> list[np.ndarray]:
-    """A number for the element that each access touches at each point, the same for the same element."""
-    columns = [np.stack([access.where[d] for access in touched]) for d in range(len(touched[0].where))]
-    numbers = np.zeros(columns[0].shape, "int64")
+def _elements(touched: list[Access], dimensions: list[int]) -> list[np.ndarray]:
+    """A number for the element that each access touches at each point, the same for the same indices in dimensions."""
+    columns = [np.stack([access.where[d] for access in touched]) for d in dimensions]
+    numbers = np.zeros((len(touched), len(touched[0].guard.mask)), "int64")
     for column in columns:
         numbers = numbers * (int(np.ptp(column)) + 1) + column - column.min()
     return list(numbers)

@@ -9,13 +9,13 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile import calls
 from tvm_axe.tile.arithmetic import plain
 from tvm_axe.tile.assuming import assumptions_of
 from tvm_axe.tile.atomics import joined
+from tvm_axe.tile.bodies import written_out
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.ending import UNTIL, structured
@@ -165,17 +165,9 @@ class Reader:
         return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
 
     def _store(self, stmt: tirx.BufferStore) -> Node:
-        tile, how = self.known[stmt.buffer], joined(stmt.value)
-        if how is not None:
-            raise TileError(
-                f"atomic_{how[0]} of a value with {tile.name}[{', '.join(map(str, stmt.indices))}] outside of "
-                "`parallel`, by every thread; valid is one in `with tile.parallel(...)`, or of a tile"
-            )
-        if tile.scope != "local":
-            raise TileError(
-                f"{tile.name}[{', '.join(map(str, stmt.indices))}] is stored outside of `parallel`, by every "
-                f"thread; valid there are tiles of `local`, and in `with tile.parallel(...)` all others"
-            )
+        tile = self.known[stmt.buffer]
+        if tile.scope != "local":  # an element that the block stores once: one point
+            return self._stored((tirx.Var("once", "int32"),), (1,), stmt, distinct=False)
         return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
 
     def _called(self, stmt: tirx.Evaluate) -> Node:
@@ -265,7 +257,12 @@ class Reader:
             points.append(stmt.loop_var)
             extents.append(extent)
             stmt = stmt.body
-        stmt = self._points(stmt)
+        return self._stored(tuple(points), tuple(extents), written_out(stmt, self.known, _CALLS), distinct)
+
+    def _stored(
+        self, points: tuple[tirx.Var, ...], extents: tuple[int, ...], stmt: tirx.Stmt, distinct: bool
+    ) -> Parallel:
+        """What `stmt` stores at every one of the points."""
         accesses: list[tuple[Tile, tuple, bool]] = []
         joins: dict[tuple[Tile, str], None] = {}
 
@@ -280,41 +277,7 @@ class Reader:
 
         tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
         tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
-        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses), distinct, tuple(joins))
-
-    def _points(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        """The body of a `parallel`, in which ``z = value`` is a name for a value: upstream makes it a tile of one."""
-        if isinstance(stmt, tirx.BufferStore):
-            if stmt.buffer not in self.known:
-                raise TileError(
-                    f"parallel: {stmt.buffer.name} is assigned again, or not where its name begins; valid is one name "
-                    "for one value, and T.if_then_else for a choice of values"
-                )
-            return stmt
-        if isinstance(stmt, tirx.Bind):
-            return stmt
-        if isinstance(stmt, tirx.IfThenElse):
-            otherwise = None if stmt.else_case is None else self._points(stmt.else_case)
-            return tirx.IfThenElse(stmt.condition, self._points(stmt.then_case), otherwise)
-        if calls.called(stmt) in _CALLS:
-            word = str(calls.called(stmt)).removeprefix("axe.")
-            raise TileError(f"parallel: {word} in its body; valid is a {word} before or behind it, by the whole block")
-        if not isinstance(stmt, tirx.SeqStmt):
-            raise TileError(f"parallel: {type(stmt).__name__} in its body; valid are stores, names and `if`:\n{stmt}")
-        done: list[tirx.Stmt] = []
-        rest = list(stmt.seq)
-        while rest:
-            first = rest.pop(0)
-            if isinstance(first, tirx.AllocBuffer) and [int(extent) for extent in first.buffer.shape] == [1] and rest:
-                named = rest[0]
-                if not (isinstance(named, tirx.BufferStore) and named.buffer.same_as(first.buffer)):
-                    raise TileError(f"parallel: {first.buffer.name} has no value where its name begins")
-                name = tirx.Var(first.buffer.name, first.buffer.dtype)
-                value = tirx.Bind(name, named.value)
-                rest = [value, *(_renamed(inner, first.buffer, name) for inner in rest[1:])]
-            else:
-                done.append(self._points(first))
-        return done[0] if len(done) == 1 else tirx.SeqStmt(done)
+        return Parallel(points, extents, stmt, tuple(accesses), distinct, tuple(joins))
 
 
 _STATEMENTS: TypeTable[Callable[[Reader, Any], Node]] = TypeTable(
@@ -424,11 +387,6 @@ def _axis(word: str, src: Region, axis: int) -> int:
     if not -len(src.extents) <= axis < len(src.extents):
         raise TileError(f"{word} of {src}: along axis {axis}; valid is {-len(src.extents)} to {len(src.extents) - 1}")
     return axis % len(src.extents)
-
-
-def _renamed(stmt: tirx.Stmt, buffer: tirx.Buffer, name: tirx.Var) -> tirx.Stmt:
-    """A statement that reads `name` where it loads from `buffer`."""
-    return _tvm.structural_map(stmt, (ir.TensorLoad, lambda load: name if load.source.same_as(buffer) else load))
 
 
 def _layout(text: str) -> Layout | ComposeLayout:

@@ -40,6 +40,9 @@ from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD, everywhere, projected
 
+_FREE = "nothing else fixes it"
+"""How the origin begins of a layout that is for fast access to memory alone."""
+
 
 @dataclass(frozen=True)
 class LayoutChoice:
@@ -96,7 +99,7 @@ def infer(program: TileProgram, fixed: Mapping[Tile, LayoutChoice], threads: int
         tile = max(free, key=lambda tile: math.prod(tile.shape))
         vector = max([128 // _bits(memory) for memory in _memory_of(tile, nodes)] or [128 // _bits(tile)])
         held[tile] = LayoutChoice(
-            coalesced(tile.shape, vector, threads), f"nothing else fixes it: {vector} neighbours a thread, coalesced"
+            coalesced(tile.shape, vector, threads), f"{_FREE}: {vector} neighbours a thread, coalesced"
         )
 
 
@@ -131,6 +134,21 @@ def _spread(shape: Sequence[int], vector: int, threads: int) -> Layout:
     return Layout(iters, [Iter(threads // stride, stride, THREAD)])
 
 
+def find_shared_out_badly(fragments: Mapping[Tile, LayoutChoice], threads: int) -> list[str]:
+    """Which fragments have elements for all threads but few threads that divide them, and what avoids that."""
+    found = []
+    for tile, held in fragments.items():
+        holders = int(held.layout.size(THREAD))
+        if held.origin.startswith(_FREE) and 4 * holders <= threads <= math.prod(tile.shape):
+            wide = 1 << (tile.shape[-1] - 1).bit_length()
+            better = f"{wide} columns" if wide != tile.shape[-1] else "rows with more factors of two"
+            found.append(
+                f"{tile} is held by {holders} threads of {threads}, whose work the others do again, since few threads "
+                f"divide its extents; {better} avoid it: a copy fills what is outside of a tensor with zeros"
+            )
+    return found
+
+
 def _bits(tile: Tile) -> int:
     return int(tvm_ffi.dtype(tile.dtype).bits)
 
@@ -147,11 +165,11 @@ def _memory_of(tile: Tile, nodes: Sequence[Node]) -> Iterator[Tile]:
 
 
 def reduced_layout(region: Region, held: Mapping[Tile, LayoutChoice], threads: int) -> Layout | None:
-    """The layout in which a region is reduced: a fragment's own; of memory the one that it is loaded in.
+    """The layout in which a region is reduced: a fragment's own; of memory, or a part, the one that it is loaded in.
 
     None if the fragment has none yet.
     """
-    if region.tile.scope in ("shared", "global"):
+    if region.tile.scope in ("shared", "global") or not region.whole:
         return coalesced(region.extents, 128 // _bits(region.tile), threads)
     return held[region.tile].layout if region.tile in held else None
 

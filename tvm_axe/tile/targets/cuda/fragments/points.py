@@ -18,19 +18,26 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.analysis.expressions import is_choice
-from tvm_axe.errors import TileError
 from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.atomics import join
 from tvm_axe.tile.targets.cuda.fragments.copies import keeps_together
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
+from tvm_axe.tile.targets.cuda.fragments.exchanges import (
+    Anchor,
+    along,
+    anchor_of,
+    coordinates,
+    exchanged,
+    put,
+    registers_of,
+    take,
+)
 from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
 from tvm_axe.tile.targets.cuda.fragments.walk import (
-    FragmentWalk,
     StridedWalk,
     Walk,
-    covers,
     find_registers,
     vector_lengths,
 )
@@ -38,14 +45,20 @@ from tvm_axe.tile.walking import substitute_in, variables_in
 
 
 def parallel(emitter: Emitter, node: Parallel) -> None:
-    """Emit a Parallel.
+    """Emit a Parallel; of fragments that threads don't hold as they need them, through shared memory."""
+    tiles = exchanged(node, registers_of(emitter, node), emitter.threads.count)
+    if not tiles:
+        _points(emitter, node)
+        return
+    placed = put(emitter, node, tiles)
+    _points(placed, node)
+    take(emitter, node, tiles, placed)
 
-    Raises
-    ------
-    TileError
-        A thread would need an element of a fragment that another holds.
-    """
-    anchor = anchor_of(emitter, node)
+
+def _points(emitter: Emitter, node: Parallel) -> None:
+    """The points, each by a thread that holds all that it needs."""
+    held = registers_of(emitter, node)
+    anchor = anchor_of(node, held)
     place: list[int | None] = list(range(len(node.vars))) if anchor is None else anchor.place
     lane = _lane(emitter, node, anchor)
     found = _Together([], 1, node.body) if lane is None else _together(emitter, node, lane)
@@ -53,10 +66,9 @@ def parallel(emitter: Emitter, node: Parallel) -> None:
     if anchor is None:
         walk: Walk = StridedWalk(node.extents, emitter.threads.count, length, lanes=True)
     else:
-        walk = FragmentWalk(emitter.registers(anchor.tile).fragment, anchor.start, anchor.extents)
+        walk = along(anchor, held)
     outer = len(walk.digits) - (length.bit_length() - 1)
-    zero = np.zeros_like(walk.inside, dtype=np.int64)
-    known = {var: zero if d is None else walk.points[d] for var, d in zip(node.vars, place)}
+    known = coordinates(node, walk, anchor)
     thread, none = emitter.threads.index, tirx.const(0, "int32")
     with walk.steps(0, outer) as steps:
         first = [*steps, *[none] * (len(walk.digits) - outer)]
@@ -76,60 +88,6 @@ def parallel(emitter: Emitter, node: Parallel) -> None:
                 body.values = {var: none if d is None else start[d] for var, d in zip(node.vars, place)}
                 body.steps = first
                 body.store(length)
-
-
-# ---- What threads go along ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """A box of a fragment, and which of its dimensions each variable is."""
-
-    tile: Tile
-    start: list[int]
-    extents: list[int]
-    place: list[int | None]
-
-
-def anchor_of(emitter: Emitter, node: Parallel) -> Anchor | None:
-    """The first fragment stored to by plain coordinates, else the first so read; None if there is neither."""
-    for stores in (True, False):
-        for tile, indices, is_store in node.accesses:
-            if is_store == stores and isinstance(emitter.storages[tile], Registers):
-                box = _box(node, indices)
-                if box is not None:
-                    return Anchor(tile, *box)
-    return None
-
-
-def _box(node: Parallel, indices: Sequence[Any]) -> tuple[list[int], list[int], list[int | None]] | None:
-    """The box of a tile that `indices` go over, and the dimension of each variable; None if they are no plain ones."""
-    start, extents = [], []
-    place: dict[tirx.Var, int] = {}
-    for dimension, index in enumerate(indices):
-        var, offset = _plain(index, node.vars)
-        if offset is None or var in place:
-            return None
-        if var is not None:
-            place[var] = dimension
-        start.append(offset)
-        extents.append(1 if var is None else dict(zip(node.vars, node.extents))[var])
-    if any(extent != 1 and var not in place for var, extent in zip(node.vars, node.extents)):
-        return None
-    return start, extents, [place.get(var) for var in node.vars]
-
-
-def _plain(index: Any, own: Sequence[tirx.Var]) -> tuple[tirx.Var | None, int | None]:
-    """The variable and the constant that an index is the sum of; the constant is None if it is no such sum."""
-    if isinstance(index, (int, tirx.IntImm)):
-        return None, int(index)
-    if any(index.same_as(var) for var in own):
-        return index, 0
-    if isinstance(index, ir.prim.Add):
-        (va, ca), (vb, cb) = _plain(index.a, own), _plain(index.b, own)
-        if ca is not None and cb is not None and (va is None or vb is None):
-            return (va if vb is None else vb), ca + cb
-    return None, None
 
 
 # ---- What is accessed at once ------------------------------------------------------------------------------------
@@ -325,10 +283,16 @@ class _Body:
         return self.emitter.rewritten(expr, self.values, self._loaded)
 
     def _loaded(self, tile: Tile, load: Any) -> Any:
-        if tile.scope == "fragment":
-            return self.emitter.registers(tile).buffer[self._register(tile, load.indices, stores=False)]
+        stored = self.emitter.storages[tile]
+        if tile.scope == "fragment" and isinstance(stored, Registers):
+            return stored.buffer[self._register(tile, load.indices)]
         held = self._held(tile, load.indices, stores=False)
-        return None if held is None else held[self.lane]
+        if held is not None:
+            return held[self.lane]
+        if tile.scope != "fragment":
+            return None
+        assert isinstance(stored, Memory), tile
+        return stored.buffer[tuple(stored.address([self._expression(i) for i in load.indices], tile.shape))]
 
     def _held(self, tile: Tile, indices: Sequence[Any], stores: bool) -> Any:
         for access in self.accesses:
@@ -343,7 +307,7 @@ class _Body:
         tile = emitter.tiles[stmt.buffer]
         stored = emitter.storages[tile]
         if isinstance(stored, Registers):
-            T.buffer_store(stored.buffer, value, [self._register(tile, stmt.indices, stores=True)])
+            T.buffer_store(stored.buffer, value, [self._register(tile, stmt.indices)])
             return
         held = self._held(tile, stmt.indices, stores=True)
         if held is not None:
@@ -357,26 +321,10 @@ class _Body:
             else:
                 join(how[0], tile.dtype, stored.buffer.ptr_to(address), value)
 
-    def _register(self, tile: Tile, indices: Sequence[Any], stores: bool) -> tirx.Expr:
+    def _register(self, tile: Tile, indices: Sequence[Any]) -> tirx.Expr:
         held = self.emitter.registers(tile)
-        element = f"{tile.name}[{', '.join(map(str, indices))}]"
         index = [evaluate(part, self.known) for part in indices]
-        if any(part is None for part in index):
-            raise TileError(
-                f"{self.node}: {element}: a fragment's register is known at compile time; valid indices are the "
-                "point's coordinates, constants, and sums, products and quotients of them"
-            )
-        known: list[np.ndarray] = [part for part in index if part is not None]
-        found = find_registers(self.walk, held.fragment, known)
-        if found is None or (stores and not covers(self.walk, held.fragment, known)):
-            walked = (
-                self.walk.fragment.layout if isinstance(self.walk, FragmentWalk) else "row-major order over the threads"
-            )
-            anchor = anchor_of(self.emitter, self.node)
-            by = f", that of {anchor.tile.name}, from {self.emitter.registers(anchor.tile).origin}" if anchor else ""
-            raise TileError(
-                f"{self.node}: threads go along {walked}{by}; they don't hold what they need of {element}, "
-                f"since its layout is {held.fragment.layout}, from {held.origin}"
-            )
+        found = find_registers(self.walk, held.fragment, [part for part in index if part is not None])
+        assert found is not None, (str(self.node), tile.name, indices)  # or it would have been exchanged
         base, coefficients = found
         return sum((step * c for step, c in zip(self.steps, coefficients) if c), tirx.const(base, "int32"))

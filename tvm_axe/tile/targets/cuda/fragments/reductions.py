@@ -48,20 +48,12 @@ def _lanes(digit: Digit) -> int:
 
 
 def reduce(emitter: Emitter, node: Reduce) -> None:
-    """Emit a reduction; what is in memory goes through registers.
-
-    Raises
-    ------
-    TileError
-        A fragment is reduced in part, or into a part; or `dst` has another layout than the source's reduced one.
-    """
+    """Emit a reduction; what is in memory, a part of a fragment, or held by other threads, goes through registers."""
     emitter, own = loaded(emitter, node, node.src)
     target, node = node.dst, replace(node, src=own)
-    if isinstance(emitter.storages[target.tile], Registers) and not target.whole:
-        raise TileError(f"{node}: {target} is a part of a fragment; valid is all of it")
-    if isinstance(emitter.storages[target.tile], Memory):
-        kept = [d for d in range(len(node.src.extents)) if d != node.axis]
-        layout = projected(emitter.registers(node.src.tile).fragment.layout, node.src.extents, kept)
+    src, kept = emitter.registers(node.src.tile), [d for d in range(len(node.src.extents)) if d != node.axis]
+    if not (target.whole and _holds_rows(emitter.storages[target.tile], src.fragment, node.axis)):
+        layout = projected(src.fragment.layout, node.src.extents, kept)
         emitter, held = in_registers(emitter, target, layout, tuple(node.src.extents[d] for d in kept) or (1,))
         if node.accumulate:
             copy(emitter, Copy(held, target, None))
@@ -72,17 +64,26 @@ def reduce(emitter: Emitter, node: Reduce) -> None:
         copy(emitter, Copy(target, node.dst, None))
 
 
-def loaded(emitter: Emitter, node: Node, src: Region) -> tuple[Emitter, Region]:
-    """What is in memory in registers, and an emitter that knows them; a fragment stays as it is.
+def _rows_held(walk: FragmentWalk, axis: int, dst: FragmentLayout) -> tuple[int, list[int]] | None:
+    """Where, at each step of a walk over the source, the result of its row is in `dst`; None if threads lack it."""
+    kept = [d for d in range(len(walk.extents)) if d != axis]
+    points, extents = [walk.points[d] for d in kept], [walk.extents[d] for d in kept]
+    position = linear(points, extents) if points else np.zeros_like(walk.inside, dtype=np.int64)
+    index = list(np.unravel_index(position, dst.shape))
+    found = find_registers(walk, dst, index)
+    return found if found is not None and covers(walk, dst, index) else None
 
-    Raises
-    ------
-    TileError
-        It is a part of a fragment.
-    """
-    if isinstance(emitter.storages[src.tile], Registers):
-        if not src.whole:
-            raise TileError(f"{node}: {src} is a part of a fragment; valid is all of it")
+
+def _holds_rows(dst: Registers | Memory, src: FragmentLayout, axis: int) -> bool:
+    """Whether each thread that holds a part of a row holds the row's result, and no other thread does."""
+    if isinstance(dst, Memory):
+        return False
+    return _rows_held(FragmentWalk(src, (0,) * len(src.shape), src.shape), axis, dst.fragment) is not None
+
+
+def loaded(emitter: Emitter, node: Node, src: Region) -> tuple[Emitter, Region]:
+    """What is in memory, or a part of a fragment, in registers, and an emitter that knows them; a fragment stays."""
+    if isinstance(emitter.storages[src.tile], Registers) and src.whole:
         return emitter, src
     layout = reduced_layout(src, {}, emitter.threads.count)
     assert layout is not None
@@ -114,25 +115,9 @@ class Reduction:
         self.walk = FragmentWalk(src.fragment, (0,) * len(shape), shape)
         self.dtype, self.kept_as = (accumulation_type(each) for each in (node.dtype, str(dst.buffer.dtype)))
         self.across = [digit for digit in src.fragment.thread_digits if digit.dimension == self.axis]
-        self.first = self._first_registers()
-
-    def _first_registers(self) -> tuple[int, list[int]]:
-        """Where, at each step of the walk, the result of its row is in `dst`."""
-        points = [p for d, p in enumerate(self.walk.points) if d != self.axis]
-        position = linear(points, self.kept) if points else np.zeros_like(self.walk.inside, dtype=np.int64)
-        index = list(np.unravel_index(position, self.dst.fragment.shape))
-        found = find_registers(self.walk, self.dst.fragment, index)
-        if found is None or not covers(self.walk, self.dst.fragment, index):
-            raise TileError(
-                f"{self.node}: {self.node.src.tile.name} has layout {self.src.fragment.layout}, from "
-                f"{self.src.origin}; {self.node.dst.tile.name}'s would be {self._natural()}, and is "
-                f"{self.dst.fragment.layout}, from {self.dst.origin}"
-            )
-        return found
-
-    def _natural(self) -> Layout:
-        fragment = self.src.fragment
-        return projected(fragment.layout, fragment.shape, [d for d in range(len(fragment.shape)) if d != self.axis])
+        first = _rows_held(self.walk, self.axis, dst.fragment)
+        assert first is not None, (str(node), src.fragment, dst.fragment)
+        self.first = first
 
     def emit(self) -> None:
         """Emit all of it."""

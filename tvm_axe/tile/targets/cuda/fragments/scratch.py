@@ -28,9 +28,10 @@ from tvm_axe.tile.nodes import (
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.regions import Region, Tile
+from tvm_axe.tile.targets.cuda.fragments.exchanges import exchanged, held_of, room_of
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, ordered_layout, reduced_layout
-from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
+from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout, projected
 from tvm_axe.tile.targets.cuda.fragments.reductions import accumulation_type, over_warps
 from tvm_axe.tile.targets.cuda.fragments.scans import sums_type
 
@@ -45,28 +46,40 @@ def _none(node: Node, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
 
 
 def _of_reduce(node: Reduce, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
+    """A part of each row from each warp; before, a part of a fragment, and behind, rows for threads without parts."""
     layout, shape = reduced_layout(node.src, held, threads), node.src.extents
-    if layout is None or not layout.admits(shape):  # a part of a fragment, which is refused
-        return 0
+    assert layout is not None, node
     digits = over_warps(FragmentLayout(layout, shape, threads), node.axis)
-    rows = math.prod(shape) // shape[node.axis]
-    parts = math.prod(digit.extent for digit in digits)
-    return parts * rows * _bytes(accumulation_type(node.dtype)) if digits else 0
+    rows, size = math.prod(shape) // shape[node.axis], _bytes(accumulation_type(node.dtype))
+    over = math.prod(digit.extent for digit in digits) * rows * size if digits else 0
+    own = projected(layout, shape, [d for d in range(len(shape)) if d != node.axis])
+    target = held.get(node.dst.tile)
+    moved = target is not None and not (target.layout == own and node.dst.whole)
+    return max(over, _of_part(node.src, held), rows * _bytes(node.dst.tile.dtype) if moved else 0)
+
+
+def _of_part(region: Region, held: Mapping[Tile, LayoutChoice]) -> int:
+    """What a part of a fragment takes on its way to the threads that go over it."""
+    return math.prod(region.extents) * _bytes(region.tile.dtype) if region.tile in held and not region.whole else 0
+
+
+def _of_parallel(node: Parallel, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
+    return room_of(exchanged(node, held_of(node, held, threads), threads))
 
 
 def _of_sort(node: Sort, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
     """Keys: a row's from each warp, or all of them; then results on their way to threads that don't have the lines."""
     layout, shape = reduced_layout(node.src, held, threads), node.src.extents
     lines = math.prod(shape) // node.length
-    if layout is None or not layout.admits(shape):  # a part of a fragment, which is refused
-        return 0
+    assert layout is not None, node
+    part = _of_part(node.src, held)
     if not by_passes(node):
-        return lines * node.length * _bytes(KEY)
+        return max(part, lines * node.length * _bytes(KEY))
     parts = math.prod(digit.extent for digit in over_warps(FragmentLayout(layout, shape, threads), node.axis))
     keys = parts * lines * _bytes(KEY) if parts > 1 else 0
     own = ordered_layout(node, layout)
     moved = [r for r in node.results if r.tile in held and not (held[r.tile].layout == own and r.whole)]
-    return max([keys, *(lines * node.count * _bytes(region.tile.dtype) for region in moved)])
+    return max([part, keys, *(lines * node.count * _bytes(region.tile.dtype) for region in moved)])
 
 
 def _of_scan(node: Scan, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
@@ -96,7 +109,7 @@ NODES: TypeTable[Callable[[Any, Mapping[Tile, LayoutChoice], int], int]] = TypeT
         Gemm: _none,
         Let: _none,
         Loop: _none,
-        Parallel: _none,
+        Parallel: _of_parallel,
         Print: _none,
         Reduce: _of_reduce,
         Scan: _of_scan,

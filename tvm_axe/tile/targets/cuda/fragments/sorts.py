@@ -26,13 +26,7 @@ from tvm_axe.tile.targets.cuda.fragments.walk import FragmentWalk, StridedWalk
 
 
 def sort(emitter: Emitter, node: Sort) -> None:
-    """Emit it.
-
-    Raises
-    ------
-    TileError
-        The source is a part of a fragment.
-    """
+    """Emit it."""
     emitter, src = loaded(emitter, node, node.src)
     if keys.by_passes(node):
         _by_passes(emitter, node, src)

@@ -15,7 +15,7 @@ from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.cuda.fragments import pressure, scans
+from tvm_axe.tile.targets.cuda.fragments import exchanges, pressure, scans
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
 from tvm_axe.tile.targets.cuda.grid import decide_grid
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
@@ -144,6 +144,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         decisions.add(node, who, why)
     keys.decide(program, decisions)
     scans.decide(program, decisions)
+    exchanges.decide(program, fragments, warpgroups * wgmma.WARPGROUP, decisions)
     made = _schedule(program, memory, warpgroups, grid.persistent, fragments, decisions)
     for fill, gemm in made.folded:
         decisions.add(fill, "left out", f"{gemm} sets its accumulator the first time")

@@ -18,7 +18,7 @@ from tvm_axe.tile.nodes import Gemm, Signal, Wait
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.cuda.fragments import pressure, scans
+from tvm_axe.tile.targets.cuda.fragments import exchanges, pressure, scans
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.grid import decide_grid
@@ -96,6 +96,7 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
     grid = decide_grid(program, gpu, decisions, fills_processor=False, resident=residency.blocks)
     keys.decide(program, decisions)
     scans.decide(program, decisions)
+    exchanges.decide(program, fragments, threads, decisions)
     for node in program.nodes():
         if isinstance(node, Wait | Signal):
             decisions.add(node, "a thread a flag", "the block meets behind a wait and before an ordered signal")
