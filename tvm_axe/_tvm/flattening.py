@@ -1,8 +1,8 @@
 """Upstream's flattening of buffers, kept from what it simplifies wrongly.
 
-It writes an element's address as a map of the loops' variables, and of what is added to these before a division it loses
-part: ``(i + 5) // 4 % 4`` becomes ``(i + 4) % 16 // 4``, and ``(i + n) % 24`` becomes ``i`` where ``i`` is one of 24. So
-a pass hides such sums from it, and shows them again behind it: all other passes see what they saw.
+It writes an element's address as a map of the loops' variables, and loses part of what is added to these before a
+division: ``(i + 5) // 4 % 4`` becomes ``(i + 4) % 16 // 4``, and ``(i + n) % 24`` becomes ``i`` where ``i`` is one of
+24. So a pass hides such sums from it, and shows them again behind it: all other passes see what they saw.
 
 Source: upstream's ``src/arith/iter_affine_map.cc``, where a dividend is padded to a multiple of the divisor.
 """
