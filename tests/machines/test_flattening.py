@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm  # it has upstream's flattening keep such sums
+from tvm_axe.analysis.elements import elements
 
 COUNT = 12
 
@@ -80,3 +81,12 @@ def test_what_is_shown_again_is_as_it_was() -> None:
 
     mod = tirx.transform.FlattenBuffer()(tvm.IRModule({"part": part}))
     assert "X_1[i + 24]" in mod.script() and "&" not in mod.script() and _tvm.keep_sums() is None
+
+
+@pytest.mark.parametrize("index", ["(v + 4) // 4 % 2", "(t // 3 + 9) % 12", "(v + 20) // 4 % 2"])
+def test_who_asks_for_a_map_of_such_a_sum_gets_none(index: str) -> None:
+    """Upstream's says that all numbers below the divisor are met, and then a buffer would be taken for all written."""
+    names = {"t": tirx.Var("t", "int32"), "v": tirx.Var("v", "int32")}
+    extents = {names["t"]: 24, names["v"]: 4}
+    reached = elements([eval(index, names)], extents, [int(index.rpartition("%")[2])], None)
+    assert reached is not None and not reached.everything

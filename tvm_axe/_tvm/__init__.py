@@ -24,7 +24,7 @@ from tvm_axe._tvm.errors import (
     schedule_error_reason,
     why_refused,
 )
-from tvm_axe._tvm.flattening import keep_sums
+from tvm_axe._tvm.flattening import iter_map, keep_sums
 from tvm_axe._tvm.importing import half_converters
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.paged import PAGED, PAGED_ATTENDS, PAGED_CREATES, PAGED_POSITIONS, PagedCache, paged_cache, paged_call
@@ -122,6 +122,7 @@ __all__ = [
     "is_plain_context",
     "is_unsaid",
     "is_valid_cpu",
+    "iter_map",
     "legalize_ops",
     "load_json",
     "load_llvm",

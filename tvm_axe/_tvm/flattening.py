@@ -1,24 +1,26 @@
-"""Upstream's flattening of buffers, kept from what it simplifies wrongly.
+"""Upstream's maps of iterators, kept from what they get wrong.
 
-It writes an element's address as a map of the loops' variables, and loses part of what is added to these before a
-division: ``(i + 5) // 4 % 4`` becomes ``(i + 4) % 16 // 4``, and ``(i + n) % 24`` becomes ``i`` where ``i`` is one of
-24. So a pass hides such sums from it, and shows them again behind it: all other passes see what they saw.
+They write indices in terms of the loops' variables, and lose part of what is added to these before a division:
+``(i + 5) // 4 % 4`` becomes ``(i + 4) % 16 // 4``, and ``(i + n) % 24`` becomes ``i`` where ``i`` is one of 24.
+Flattening of buffers simplifies addresses so. There a pass hides such sums, and another shows them again behind it: all
+other passes see what they saw. Who asks for a map gets none.
 
 Source: upstream's ``src/arith/iter_affine_map.cc``, where a dividend is padded to a multiple of the divisor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import IRModule
+from tvm.sym import detect_iter_map
 
 from tvm_axe._tvm.structural import structural_map
 
-__all__ = ["keep_sums"]
+__all__ = ["iter_map", "keep_sums"]
 
 _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
@@ -40,6 +42,23 @@ def keep_sums() -> None:
     tirx.transform.FlattenBuffer = FlattenBuffer
 
 
+def iter_map(indices: Sequence[Any], ranges: Mapping[tirx.Var, ir.Range], predicate: Any = True) -> list[Any]:
+    """Upstream's `detect_iter_map`: a sum of parts of iterators for each index, or nothing where it sees no map.
+
+    Nothing, too, where a sum of a variable and something else is divided.
+    """
+    loops, found = {*ranges}, list[Any]()
+
+    def look(division: Any) -> None:
+        if _divides_sum(division, loops, set()):
+            found.append(division)
+
+    for value in (*indices, predicate):
+        if not isinstance(value, bool | int):
+            tvm_ffi.structural_walk(value, (_DIVISIONS, look))
+    return [] if found else list(detect_iter_map(list(indices), ranges, predicate).indices)
+
+
 def _each_function(name: str, rewritten: Callable[[tirx.Stmt], tirx.Stmt]) -> ir.transform.Pass:
     def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
         mod = mod.clone()
@@ -59,16 +78,21 @@ def _hidden(body: tirx.Stmt) -> tirx.Stmt:
     tvm_ffi.structural_walk(body, (tirx.Bind, lambda bind: moving.add(bind.var)))
 
     def rule(division: Any) -> Any:
-        if not str(division.a.ty.dtype).startswith("int"):
-            return division
-        terms = _terms(division.a)
-        used = [_variables(term) for term in terms]
-        apart = any(not names & loops and not _is_zero(term) for term, names in zip(terms, used))
-        if len(terms) < 2 or not apart or not any(names & (loops | moving) for names in used):
+        if not _divides_sum(division, loops, moving):
             return division
         return type(division)(tirx.BitwiseAnd(division.a, tirx.const(-1, division.a.ty.dtype)), division.b)
 
     return structural_map(body, (_DIVISIONS, rule))
+
+
+def _divides_sum(division: Any, loops: set[tirx.Var], moving: set[tirx.Var]) -> bool:
+    """Whether a sum of a loop's variable, or of what may be made of one, and something else is divided."""
+    if not str(division.a.ty.dtype).startswith("int"):
+        return False
+    terms = _terms(division.a)
+    used = [_variables(term) for term in terms]
+    apart = any(not names & loops and not _is_zero(term) for term, names in zip(terms, used))
+    return len(terms) > 1 and apart and any(names & (loops | moving) for names in used)
 
 
 def _shown(body: tirx.Stmt) -> tirx.Stmt:

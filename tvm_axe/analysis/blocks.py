@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.sym import Analyzer, IterMark, IterSumExpr, detect_iter_map
+from tvm.sym import Analyzer, IterMark, IterSumExpr
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import points, values
 
@@ -95,7 +96,7 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
 
     False also where that can't be seen, as of a mask that relates two iterators.
     """
-    found = detect_iter_map(list(realize.iter_values), ranges_of(loops), realize.predicate).indices
+    found = _tvm.iter_map(list(realize.iter_values), ranges_of(loops), realize.predicate)
     if len(found) != len(realize.block.iter_vars):
         return False
     for iv, total in zip(realize.block.iter_vars, found):

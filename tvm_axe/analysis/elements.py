@@ -12,8 +12,8 @@ from math import prod
 
 import numpy as np
 from tvm import ir, tirx
-from tvm.sym import detect_iter_map
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.counting import conjuncts
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import LIMIT, points, values
@@ -102,7 +102,7 @@ def _counts_up(index: tirx.Expr, extents: Mapping[tirx.Var, int], extent: int) -
     used = variables_of(index)
     if not used or not used.issubset(extents):
         return False
-    found = detect_iter_map([index], {var: ir.Range(0, extents[var]) for var in used}).indices
+    found = _tvm.iter_map([index], {var: ir.Range(0, extents[var]) for var in used})
     if len(found) != 1 or not isinstance(found[0].base, tirx.IntImm) or int(found[0].base):
         return False
     counted = 1
