@@ -1,0 +1,85 @@
+"""Places of elements in the CUDA source of tile programs, which the host runs: any machine sees whether they are right."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from interpreter import interpret
+from on_host import run
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvm_axe import tile
+from tvm_axe.machines.cache import Cache
+
+ROWS, COLUMNS, BLOCKS = 16, 24, 2
+
+
+@T.prim_func
+def summed(
+    X: T.Buffer((32, 24), "float32"),
+    P: T.Buffer((24,), "int32"),
+    Y: T.Buffer((32, 24), "float32"),
+    H: T.Buffer((4,), "int32"),
+):
+    with tile.kernel(2, threads=64) as b:
+        x = tile.shared((16, 24), "float32")
+        y = tile.fragment((16, 24), "float32")
+        z = tile.fragment((16, 24), "float32")
+        total = tile.fragment((24,), "float32")
+        tile.copy(X[b * 16, 0], x)
+        tile.copy(x, y)
+        tile.sum(y, total, axis=0)
+        with tile.parallel(16, 24) as (i, j):
+            z[i, j] = x[(i + 3) % 16, (j + 13) % 24] + y[15 - i, j] + total[(j + 5) % 24]
+        tile.copy(z, Y[b * 16, 0])
+        with tile.parallel(24) as j:
+            tile.atomic_add(1, H[P[j] % 4])
+
+
+def random_index(rng: random.Random, depth: int) -> str:
+    """A number that isn't negative, of a point's variables i and j and a block's b."""
+    if not depth:
+        return rng.choice(["i", "j", "j", "b"])
+    inner = random_index(rng, depth - 1)
+    kinds = [
+        f"({inner} + {rng.randint(1, 24)})",
+        f"{inner} % {rng.choice([2, 3, 4, 6, 8, 24])}",
+        f"({inner}) // {rng.choice([2, 3, 4, 6])}",
+        f"({inner}) * {rng.choice([1, 2, 4])} + {random_index(rng, depth - 1)}",
+    ]
+    return f"({rng.choice(kinds)})"
+
+
+def drawn(seed: int) -> tirx.PrimFunc:
+    """Gathers at random places of a tensor and of a tile, each along another fragment's or tensor's points."""
+    rng, outputs, bodies = random.Random(seed), [], []
+    for at in range(8):
+        m, n = rng.choice([(4, 24), (8, 12), (16, 16), (5, 7), (32, 8)])
+        row, column = (random_index(rng, rng.randint(1, 3)) for _ in range(2))
+        outputs.append(f"    Y{at}: T.Buffer(({BLOCKS}, {m}, {n}), 'int32'),")
+        place = f"[({row}) % {ROWS}, ({column}) % {COLUMNS}]"
+        bodies += [f"        with tile.parallel({m}, {n}) as (i, j):"]
+        bodies += [f"            Y{at}[b, i, j] = {rng.choice(['X', 'x'])}{place}"]
+    lines = ["@T.prim_func", "def gathered(", f"    X: T.Buffer(({ROWS}, {COLUMNS}), 'int32'),", *outputs, "):"]
+    lines += [f"    with tile.kernel({BLOCKS}, threads={rng.choice([32, 64])}) as b:"]
+    lines += [f"        x = tile.shared(({ROWS}, {COLUMNS}), 'int32')", "        tile.copy(X, x)", *bodies]
+    return tvm.script.from_source("\n".join(lines), {"T": T, "tile": tile})
+
+
+@pytest.mark.parametrize("seed", [None, 3, 22])
+def test_elements_are_those_that_are_asked_for(seed: int | None, tmp_path: Path) -> None:
+    """And sums over threads are right; integers, also in float32, so that every bit counts."""
+    func = summed if seed is None else drawn(seed)
+    program, rng, arrays = tile.read(func), np.random.default_rng(seed), dict[str, np.ndarray]()
+    for each in program.params:
+        shape, dtype = [int(extent) for extent in each.shape], each.dtype
+        begin = 0 if each.name == "H" else 7777  # of what is counted, and of what is stored
+        array = rng.integers(0, 100, shape) if each.name[0] in "XP" else np.full(shape, begin)
+        arrays[each.name] = array.astype(dtype)
+    want = interpret(program, *arrays.values())
+    run(tile.compile(program, "cuda:sm_80", Cache(tmp_path / "kept")).source, BLOCKS, arrays, tmp_path)
+    for (name, found), expected in zip(arrays.items(), want, strict=True):
+        np.testing.assert_array_equal(found, expected, err_msg=name)
