@@ -1,7 +1,8 @@
-"""The CUDA source of tile programs, run on the host: threads of a block are coroutines, which go from barrier to barrier.
+"""The CUDA source of tile programs, run on the host: threads of a block are coroutines, from barrier to barrier.
 
-It is for what CUDA says in C++: elements and their places, conditions, vectors, barriers, shuffles and atomic additions,
-of integers and float32. A kernel with instructions of its own (inline assembly) or other types isn't compiled.
+It is for what CUDA says in C++: elements and their places, conditions, vectors, barriers, shuffles and atomic
+additions, of integers and float32. A kernel with instructions of its own (inline assembly) or other types isn't
+compiled.
 """
 
 from __future__ import annotations
