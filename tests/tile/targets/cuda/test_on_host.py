@@ -1,4 +1,4 @@
-"""Places of elements in the CUDA source of tile programs, which the host runs, so that CI sees whether they are right."""
+"""Places of elements in the CUDA source of tile programs, which the host runs: CI sees whether they are right."""
 
 import random
 from pathlib import Path
