@@ -19,7 +19,7 @@ from tvm.target import Target
 from tvm.tirx import TensorMapType
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
-from tvm_axe._tvm.structural import structural_map
+from tvm_axe._tvm.structural import body_pass, structural_map
 
 _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is
 _OVERLAP = "tirx.use_programtic_dependent_launch"  # the runtime's spelling
@@ -68,15 +68,7 @@ def without_names() -> ir.transform.Pass:
     Upstream's elimination of common subexpressions doesn't count what is in such an expression, but replaces it there,
     too: by a variable that it defines where it has counted the first, which may be later. Then it fails.
     """
-
-    def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
-        mod = mod.clone()
-        for variable, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc):
-                mod[variable] = func.with_body(structural_map(func.body, (tirx.Let, _without_name)))
-        return mod
-
-    return ir.transform.module_pass(run, opt_level=0, name="WithoutNames")
+    return body_pass("WithoutNames", lambda body: structural_map(body, (tirx.Let, _without_name)))
 
 
 def _without_name(let: tirx.Let) -> tirx.Expr:

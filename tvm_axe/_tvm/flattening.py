@@ -10,15 +10,14 @@ Source: upstream's ``src/arith/iter_affine_map.cc``, where a dividend is padded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.ir import IRModule
 from tvm.sym import detect_iter_map
 
-from tvm_axe._tvm.structural import structural_map
+from tvm_axe._tvm.structural import body_pass, structural_map
 
 __all__ = ["iter_map", "keep_sums"]
 
@@ -36,7 +35,7 @@ def keep_sums() -> None:
         return
 
     def FlattenBuffer() -> ir.transform.Pass:
-        passes = [_each_function("HideSums", _hidden), flattens(), _each_function("ShowSums", _shown)]
+        passes = [body_pass("HideSums", _hidden), flattens(), body_pass("ShowSums", _shown)]
         return ir.transform.Sequential(passes)
 
     tirx.transform.FlattenBuffer = FlattenBuffer
@@ -57,17 +56,6 @@ def iter_map(indices: Sequence[Any], ranges: Mapping[tirx.Var, ir.Range], predic
         if not isinstance(value, bool | int):
             tvm_ffi.structural_walk(value, (_DIVISIONS, look))
     return [] if found else list(detect_iter_map(list(indices), ranges, predicate).indices)
-
-
-def _each_function(name: str, rewritten: Callable[[tirx.Stmt], tirx.Stmt]) -> ir.transform.Pass:
-    def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
-        mod = mod.clone()
-        for variable, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc):
-                mod[variable] = func.with_body(rewritten(func.body))
-        return mod
-
-    return ir.transform.module_pass(run, opt_level=0, name=name)
 
 
 def _hidden(body: tirx.Stmt) -> tirx.Stmt:

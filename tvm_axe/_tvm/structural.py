@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, relax, runtime, transform
+from tvm import ir, relax, runtime, tirx, transform
 from tvm_ffi.serialization import from_json_graph_str
 from tvm_ffi.structural import _normalize_callbacks
 
@@ -42,6 +42,19 @@ def structural_map(value: Any, callbacks: Any) -> Any:
     if raised:
         raise raised[0]
     return mapped
+
+
+def body_pass(name: str, rewritten: Callable[[tirx.Stmt], tirx.Stmt]) -> ir.transform.Pass:
+    """A pass that rewrites the body of each TensorIR function."""
+
+    def run(mod: ir.IRModule, _context: ir.transform.PassContext) -> ir.IRModule:
+        mod = mod.clone()
+        for variable, func in mod.functions_items():
+            if isinstance(func, tirx.PrimFunc):
+                mod[variable] = func.with_body(rewritten(func.body))
+        return mod
+
+    return ir.transform.module_pass(run, opt_level=0, name=name)
 
 
 _PLACE = re.compile(r'\{"type":"ir\.Span","data":\{[^{}]*\}\}|\{"type":"ir\.SourceName","data":"(?:[^"\\]|\\.)*"\}')
