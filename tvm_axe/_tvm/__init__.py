@@ -59,6 +59,7 @@ from tvm_axe._tvm.structural import (
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import (
     block_realize,
+    has_partials,
     plain,
     put_back,
     rename_block,
@@ -113,6 +114,7 @@ __all__ = [
     "flops",
     "function_frame",
     "half_converters",
+    "has_partials",
     "host_triple",
     "intrinsic_name",
     "is_building",

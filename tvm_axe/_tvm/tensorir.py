@@ -24,6 +24,11 @@ def statement(sch: s_tir.Schedule, rv: SBlockRV | LoopRV) -> Any:
     return _schedule_ffi.ScheduleGet(sch, rv)
 
 
+def has_partials(dtype: Any) -> bool:
+    """Whether upstream's `rfactor` takes reductions in a type apart: it knows no beginning of a truth value."""
+    return str(dtype) != "bool"
+
+
 def with_name(block: s_tir.SBlock, name: str) -> s_tir.SBlock:
     """The block under another name."""
     return s_tir.SBlock(

@@ -69,8 +69,7 @@ def loop_schedules(sch: s_tir.Schedule, name: str, target: Target) -> list[parti
             change = partial(_by_vectors, name=name, vectors=vectors, reduced=reduced, lanes=lanes, target=target)
             return [change, by_elements]
         along = not vectors and reduced and spatial and _goes_along(stmt, reduced[-1], lanes)
-        # Of a truth value upstream's rfactor knows no beginning.
-        if along and dtypes[0] != "bool" and not (whole and _extent(stmt, reduced) % lanes):
+        if along and _tvm.has_partials(dtypes[0]) and not (whole and _extent(stmt, reduced) % lanes):
             change = partial(_by_partials, name=name, spatial=spatial, reduced=reduced, lanes=lanes, target=target)
             return [change, by_elements]
     return [by_elements]

@@ -95,7 +95,7 @@ def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
     depth = len(stores_of(stmts[sums[0]])[0].indices)
     rows, terms = extents[sums[0]][:depth], prod(extents[sums[0]][depth:])
     reduced = [str(store.buffer.dtype) for n in sums for store in stores_of(stmts[n])]
-    if "bool" in reduced:  # upstream's rfactor knows no beginning of a truth value
+    if not all(map(_tvm.has_partials, reduced)):
         return None
     bits = 8 * max(np.dtype(dtype).itemsize for dtype in reduced)
     lanes = gcd(terms, vector_bits(target) // bits)

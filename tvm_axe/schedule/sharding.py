@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import BIND
 from tvm_axe.analysis.blocks import NestedBlock
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL, iterator_at, summed
@@ -130,7 +131,7 @@ def shard_loop(
                 f"shard: block {name!r} already has a {role} loop bound to {axis!r}; a block is shared over an "
                 "axis once"
             )
-    if reduction and nest.block.body.buffer.dtype == "bool":
+    if reduction and not _tvm.has_partials(nest.block.body.buffer.dtype):
         raise ScheduleError(
             f"shard: block {name!r} reduces to bool, which upstream's rfactor can't take apart; valid is another loop "
             "of it, or the maximum of an int8 buffer"
