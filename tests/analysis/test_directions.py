@@ -154,3 +154,28 @@ def test_what_a_block_stores_without_saying_so():
                 Y[i] = X[i]
 
     assert directions(func) == (IN, BOTH)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(False, OUT), (True, BOTH)])
+def test_a_sum_of_other_elements_of_what_it_writes(given, expected):
+    """Upstream leaves these out of what a reduction says that it reads; another block writes them, or does so late."""
+    early, late = 0 if not given else 1, 0 if given else 1
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((4, 4), "float32"), Y: T.Buffer((2, 4), "float32")):
+        for i in range(4):
+            with T.sblock("early"):
+                v = T.axis.spatial(4, i)
+                Y[early, v] = X[0, v]
+        for i, k in T.grid(4, 4):
+            with T.sblock("sum"):
+                v, r = T.axis.remap("SR", [i, k])
+                with T.init():
+                    Y[1, v] = T.float32(0)
+                Y[1, v] = Y[1, v] + X[v, r] * Y[0, r]
+        for i in range(4):
+            with T.sblock("late"):
+                v = T.axis.spatial(4, i)
+                Y[late, v] = X[1, v]
+
+    assert directions(func) == (IN, expected)

@@ -184,6 +184,33 @@ def test_a_halo_over_two_axes(right):
     assert [(stage.kind, stage.axis) for stage in exe.stages][:2] == [("mesh kernel", "x"), ("mesh kernel", "y")]
 
 
+def test_a_halo_over_two_axes_up_to_the_borders(right):
+    """What the first copy has of no row, as there is none, the second takes along and nobody reads."""
+    mesh = Mesh({"x": 2, "y": 2})
+
+    @T.prim_func(s_tir=True)
+    def corners(X: T.Buffer((6, 7), "float32"), Y: T.Buffer((6, 7), "float32")):
+        for i, j in T.grid(6, 7):
+            with T.sblock("corners"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = X[vi, vj] + T.if_then_else(
+                    T.And(T.And(vi > 0, vj > 0), T.And(vi < 5, vj < 6)), X[vi - 1, vj + 1] - X[vi + 1, vj - 1], 0.0
+                )
+
+    layouts = dict.fromkeys("XY", Layout.sharded((6, 7), mesh, {0: "x", 1: "y"}))
+    sch = axe.Schedule(axe.with_layouts(corners, layouts), mesh=mesh)
+    sch.shard("corners", "i", "x")
+    sch.shard("corners", "j", "y")
+
+    def of(X):
+        found = X.copy()
+        found[1:-1, 1:-1] += X[:-2, 2:] - X[2:, :-2]
+        return found
+
+    exe = right(sch, None, of, X=whole(6, 7))
+    assert [stage.kind for stage in exe.stages] == ["mesh kernel", "mesh kernel", "local"]
+
+
 @pytest.mark.parametrize("mesh", [TP2, TP3, Mesh({"dp": 2, "tp": 3})], ids=str)
 def test_another_dimension_is_cut(right, mesh):
     """Sums over rows, which are shared: each device takes all rows of its columns."""

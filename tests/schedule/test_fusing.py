@@ -178,6 +178,45 @@ def test_block_that_does_not_follow(schedule, refused):
     refused(sch, sch.fuse_collective, [scatter, gather, epi], words=words)
 
 
+@T.prim_func(s_tir=True)
+def norm(g: T.Buffer((2, 8), "float32"), square: T.Buffer((1,), "float32"), last: T.Buffer((8,), "float32")):
+    total, both = T.sblock_alloc_buffer((8,), "float32"), T.sblock_alloc_buffer((1,), "float32")
+    for i, k in T.grid(8, 2):
+        with T.sblock("sum"):
+            v, r = T.axis.remap("SR", [i, k])
+            with T.init():
+                total[v] = T.float32(0)
+            total[v] = total[v] + g[r, v]
+    for i, k in T.grid(1, 8):
+        with T.sblock("square"):
+            v, r = T.axis.remap("SR", [i, k])
+            with T.init():
+                square[v] = T.float32(0)
+            square[v] = square[v] + total[r] * total[r]
+    for i, k in T.grid(1, 2):
+        with T.sblock("both"):
+            v, r = T.axis.remap("SR", [i, k])
+            with T.init():
+                both[v] = T.float32(0)
+            both[v] = both[v] + g[r, 0]
+    for i in range(8):
+        with T.sblock("last"):
+            v = T.axis.spatial(8, i)
+            last[v] = total[v] * both[0]
+
+
+def test_what_a_chain_lacks(refused):
+    """The block that is named reads partials of the chain's; a sum lies between, which nobody can inline."""
+    sch = Schedule(norm, mesh=Mesh({"dp": 2}))
+    scatter, gather = sch.split_collective(sch.all_reduce("sum", "k", "dp"))
+    square, last = sch.get_sblock("square"), sch.get_sblock("last")
+    sch.reorder_collective(gather, [square, last])
+    words = ("'square' reads nothing that sum write", "'square_rf' does, and 'square' reads it: name it too")
+    refused(sch, sch.fuse_collective, [scatter, square], words=words)
+    words = ("block 'both' lies between 'sum' and 'last'", "compute it in front of the chain")
+    refused(sch, sch.fuse_collective, [scatter, last], words=words)
+
+
 def test_block_named_twice(schedule, refused):
     sch, (scatter, epi, _) = scattered(schedule, 4, 2, 8)
     refused(sch, sch.fuse_collective, [scatter, epi, epi], words=("'epi' is named twice",))

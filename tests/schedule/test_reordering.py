@@ -367,3 +367,26 @@ def test_blocks_of_one_name_are_told_apart(gathered):
     with pytest.raises(ValueError, match="'use' reads what it gathers and is not among"):
         sch.reorder_collective(gather, readers[:1])
     assert len(sch.reorder_collective(gather, readers)) == 2
+
+
+def test_a_gather_of_a_parameter(refused):
+    """The caller gets all of it, beside what is computed of it."""
+
+    @T.prim_func(s_tir=True)
+    def step(X: T.Buffer((8, 4), "float32"), W: T.Buffer((4,), "float32"), g: T.Buffer((4,), "float32"),
+             new: T.Buffer((4,), "float32")):  # fmt: skip
+        for i, k in T.grid(4, 8):
+            with T.sblock("gradient"):
+                v, r = T.axis.remap("SR", [i, k])
+                with T.init():
+                    g[v] = T.float32(0)
+                g[v] = g[v] + X[r, v]
+        for i in range(4):
+            with T.sblock("step"):
+                v = T.axis.spatial(4, i)
+                new[v] = W[v] - g[v]
+
+    sch = Schedule(step, mesh=Mesh({"dp": 2}))
+    _, gather = sch.split_collective(sch.shard("gradient", "k", "dp")[1])
+    words = ("leaves the parameter 'g', which the caller gets whole", "Declare 'g' sharded", "with_layouts")
+    refused(sch, sch.reorder_collective, gather, [sch.get_sblock("step")], words=words)

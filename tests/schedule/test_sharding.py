@@ -277,4 +277,41 @@ def test_reduction_without_an_identity(refused):
     """Upstream's refusal comes after the split; the schedule is still as it was."""
     sch = Schedule(from_five, mesh=Mesh({"tp": 2}))
     loop = sch.get_loops(sch.get_sblock("sum"))[1]
-    refused(sch, sch.shard, loop, "tp", words=("shard: block 'sum'", "identity"))
+    refused(sch, sch.shard, loop, "tp", words=("shard: block 'sum'", "begins so", "a maximum from T.min_value"))
+
+
+@T.prim_func(s_tir=True)
+def unusual(
+    X: T.Buffer((2, 8), "float32"), m: T.Buffer((2,), "float32"), at: T.Buffer((2,), "int32"),
+    U: T.Buffer((2, 2), "float32"),
+):  # fmt: skip
+    for i, k in T.grid(2, 8):
+        with T.sblock("argmax"):
+            v, r = T.axis.remap("SR", [i, k])
+            with T.init():
+                m[v] = T.min_value("float32")
+                at[v] = -1
+            at[v] = T.Select(X[v, r] > m[v], r, at[v])
+            m[v] = T.max(X[v, r], m[v])
+    for i in range(2):
+        with T.sblock("first"):
+            v = T.axis.spatial(2, i)
+            U[0, v] = m[v]
+    for i, k in T.grid(2, 2):
+        with T.sblock("next"):
+            v, r = T.axis.remap("SR", [i, k])
+            with T.init():
+                U[1, v] = T.float32(0)
+            U[1, v] = U[1, v] + U[0, r]
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("argmax", ("'argmax' reduces into several buffers at once", "a block for each")),
+        ("next", ("'next' also reads elements of 'U' that it doesn't sum into", "a buffer of its own")),
+    ],
+)
+def test_reductions_without_partials(refused, block, words):
+    sch = Schedule(unusual, mesh=Mesh({"tp": 2}))
+    refused(sch, sch.shard, sch.get_loops(sch.get_sblock(block))[1], "tp", words=words)

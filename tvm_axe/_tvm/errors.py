@@ -18,6 +18,11 @@ tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 def schedule_error_reason(error: Exception) -> str:
     """The sentence of a schedule error that says what was wrong, without the rendered module before it."""
     _, found, reason = str(error).rpartition("Error message:")
+    if "No matched reducer" in reason:  # what follows is the block's body, without its names
+        return (
+            "upstream's rfactor knows no reduction of this kind that begins so; valid are a sum from 0, a product from "
+            "1, a maximum from T.min_value(dtype) and a minimum from T.max_value(dtype)"
+        )
     return " ".join(reason.split()).removeprefix("ScheduleError: ") if found else str(error)
 
 

@@ -12,7 +12,7 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer, IterMark, IterSumExpr
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import variables_of
+from tvm_axe.analysis.expressions import alike, loads_in, variables_of
 from tvm_axe.analysis.values import points, values
 
 __all__ = [
@@ -20,8 +20,10 @@ __all__ = [
     "all_blocks",
     "covers",
     "element",
+    "is_at_hand",
     "nested_blocks",
     "ranges_of",
+    "reads_of",
     "statements",
     "stays_in",
     "unused_name",
@@ -89,6 +91,25 @@ def all_blocks(part: object) -> list[s_tir.SBlock]:
 def element(buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
     """Return the region of one element, as a block says what it reads and writes."""
     return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, 1) for index in indices])
+
+
+def is_at_hand(load: ir.TensorLoad, store: tirx.BufferStore) -> bool:
+    """Return whether a load is of the element that is stored to."""
+    return bool(load.source.same_as(store.buffer)) and alike(load.indices, store.indices)
+
+
+def reads_of(block: s_tir.SBlock) -> list[ir.TensorRegion]:
+    """Return what a block reads: its regions, and of a reduction what it loads of its own result but the running value.
+
+    Upstream leaves all of the result out of a reduction's regions, also elements that it does not sum into, as in
+    ``U[1, i] += A[i, k] * U[0, k]``.
+    """
+    if block.init is None or not isinstance(block.body, tirx.BufferStore):
+        return list(block.reads)
+    store = block.body
+    others = [load for load in loads_in(store) if load.source.same_as(store.buffer) and not is_at_hand(load, store)]
+    said = [region for region in block.reads if others and region.source.same_as(store.buffer)]
+    return [*block.reads, *(element(load.source, load.indices) for load in others if not said)]
 
 
 def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:

@@ -7,15 +7,18 @@ whole before anything of it is read; any other is an input, too: what is left of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
-from tvm_axe.analysis.blocks import NestedBlock, all_blocks, covers, nested_blocks, statements
+from tvm_axe.analysis.blocks import NestedBlock, all_blocks, covers, nested_blocks, reads_of, statements
 from tvm_axe.analysis.elements import Elements, cover, elements
 from tvm_axe.analysis.expressions import substitute
 from tvm_axe.analysis.order import reads_what_is_written
+from tvm_axe.analysis.values import LIMIT
 
 __all__ = ["Direction", "directions", "reached"]
 
@@ -39,9 +42,10 @@ def _direction(param: tirx.Buffer, nests: Sequence[tirx.Stmt]) -> Direction:
     for nest in nests:
         blocks, writers, parts = nested_blocks(nest), list[NestedBlock](), list[Elements | None]()
         for block in blocks:
-            if _touches(block.block.reads, param) and not is_read:
+            read = _touches(reads_of(block.block), param)
+            if read and not is_read:
                 done = any(reads_what_is_written(writer, block, param) for writer in writers)
-                is_read = not done and not cover(shape, written)
+                is_read = not done and not _are_among([reached(block, each, shape) for each in read], shape, written)
             if _touches(block.block.writes, param):
                 writers.append(block)
                 parts += [reached(block, region, shape) for region in _touches(block.block.writes, param)]
@@ -53,6 +57,16 @@ def _direction(param: tirx.Buffer, nests: Sequence[tirx.Stmt]) -> Direction:
         is_output = is_output or _stores_into(nest, param)  # of blocks that don't say so, as importers' scatters
         written += [part for part in parts if part is not None]
     return Direction(is_read or not cover(shape, written), is_output)
+
+
+def _are_among(read: Sequence[Elements | None], shape: Sequence[int], written: Sequence[Elements]) -> bool:
+    """Return whether all that is read has been written; False also where that can't be seen."""
+    if cover(shape, written):
+        return True
+    if not written or any(part is None for part in read) or prod(shape) > LIMIT:
+        return False
+    there = np.logical_or.reduce([part.whole() for part in written])
+    return not any((part.whole() & ~there).any() for part in read if part is not None)
 
 
 def _touches(regions: Sequence[ir.TensorRegion], param: tirx.Buffer) -> list[ir.TensorRegion]:

@@ -18,7 +18,7 @@ from tvm.sym import (
     estimate_region_upper_bound,
 )
 
-from tvm_axe.analysis.blocks import NestedBlock, ranges_of
+from tvm_axe.analysis.blocks import NestedBlock, ranges_of, reads_of
 from tvm_axe.analysis.expressions import substitute, uses
 
 __all__ = ["begins_first", "reads_its_iteration", "reads_what_is_written", "shared_loops", "unfinished_loop"]
@@ -63,7 +63,7 @@ def reads_its_iteration(writer: NestedBlock, reader: NestedBlock, buffer: tirx.B
     written = _regions(writer, buffer, writer.block.writes)
     return len(written) == 1 and all(
         _goes_along(there.min, here, shared, (writer, reader))
-        for region in _regions(reader, buffer, reader.block.reads)
+        for region in _regions(reader, buffer, reads_of(reader.block))
         for there, here in zip(written[0], region)
     )
 
@@ -110,7 +110,7 @@ def reads_what_is_written(writer: NestedBlock, reader: NestedBlock, buffer: tirx
     for loop in shared:
         analyzer.bind(loop.loop_var, ir.Range(0, loop.extent))
     written = _regions(writer, buffer, writer.block.writes)
-    read = _regions(reader, buffer, reader.block.reads)
+    read = _regions(reader, buffer, reads_of(reader.block))
     if len(written) != 1:
         return False
     inside = estimate_region_lower_bound(*_bounds(writer, written[0], len(shared)))

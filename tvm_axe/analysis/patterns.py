@@ -143,7 +143,8 @@ def folded(block: s_tir.SBlock) -> ir.TensorLoad | None:
     if not all(isinstance(term, ir.TensorLoad) for term in terms):
         return None
     others = [term for term in terms if not term.source.same_as(store.buffer)]
-    return others[0] if len(others) == 1 else None
+    running = [term for term in terms if term.source.same_as(store.buffer) and alike(term.indices, store.indices)]
+    return others[0] if len(others) == len(running) == 1 else None
 
 
 def summed(block: s_tir.SBlock) -> ir.TensorLoad | None:

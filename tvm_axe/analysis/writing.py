@@ -8,14 +8,14 @@ from itertools import takewhile
 from math import prod
 
 import numpy as np
-from tvm import tirx
+from tvm import ir, tirx
 
 from tvm_axe.analysis.annotations import BIND, OVERLAP, RING
 from tvm_axe.analysis.blocks import NestedBlock
 from tvm_axe.analysis.elements import elements
 from tvm_axe.analysis.expressions import alike, loads_in, substitute, unconditional_loads
-from tvm_axe.analysis.patterns import is_copy
-from tvm_axe.analysis.values import LIMIT
+from tvm_axe.analysis.patterns import is_move
+from tvm_axe.analysis.values import LIMIT, points, values
 
 __all__ = ["Unwritten", "first_unwritten"]
 
@@ -55,9 +55,11 @@ def first_unwritten(blocks: Sequence[NestedBlock], given: Sequence[tirx.Buffer])
     loops of a reduction into it are none of them, nor those that are bound to devices or cut into chunks, which leave
     no loop behind.
 
-    A copy into an intermediate may take along what wasn't written; its target hasn't been either, then. Elements that
+    What an earlier iteration of a loop around reader and writer has written is there, as state that a loop carries from
+    step to step; chunks go in an order of their own, so each has what it writes itself. A block that only moves
+    elements into an intermediate may take along what wasn't written; its target hasn't been either, then. Elements that
     are read on a condition, or at an index that is loaded, aren't looked at, nor those of an intermediate of more than
-    `LIMIT`.
+    `LIMIT`, in the steps of a loop that carries it.
 
     Parameters
     ----------
@@ -70,7 +72,7 @@ def first_unwritten(blocks: Sequence[NestedBlock], given: Sequence[tirx.Buffer])
     around = _lives_within(blocks, given)
     for nested in blocks:
         block, store = nested.block, nested.block.body
-        moved: np.ndarray | None = None
+        stored = _reached(nested, store.buffer, store.indices, around.get(store.buffer, ()))
         certain = unconditional_loads(store)
         for load in loads_in(store):
             buffer = load.source
@@ -85,20 +87,16 @@ def first_unwritten(blocks: Sequence[NestedBlock], given: Sequence[tirx.Buffer])
             read = _reached(nested, buffer, load.indices, within)
             if read is None or not (read & ~there).any():
                 continue
-            ours = not any(store.buffer.same_as(each) for each in given)
-            kept = within == around.get(store.buffer) and _shape(buffer) == _shape(store.buffer)
-            if not (ours and is_copy(block) and kept):
-                first = tuple(int(at) for at in np.argwhere(read & ~there)[0])
-                return Unwritten(nested, buffer, first[len(within) :], within)
-            moved = there
-        stored = _reached(nested, store.buffer, store.indices, around.get(store.buffer, ()))
+            missing = _missing(blocks, nested, load, there, within)
+            if missing is None or not missing.any():
+                continue
+            if is_move(block) and store.buffer in around and not any(store.buffer.same_as(each) for each in given):
+                stored = _taken_along(nested, load, there, within, around[store.buffer])
+                continue
+            first = tuple(int(at) for at in np.argwhere(missing)[0])
+            return Unwritten(nested, buffer, first[-len(buffer.shape) :], within)
         before = written.get(store.buffer, np.zeros((), bool))
-        if stored is None and moved is not None:
-            stored = np.ones((), bool)
-        if before is None or stored is None:
-            written[store.buffer] = None
-        else:
-            written[store.buffer] = _or_all(before | (stored if moved is None else stored & moved))
+        written[store.buffer] = None if before is None or stored is None else _or_all(before | stored)
     return None
 
 
@@ -141,6 +139,90 @@ def _reached(
     at = [*(loop.loop_var for loop in within), *(substitute(index, nested.bound) for index in indices)]
     found = elements(at, extents, shape, nested.mask)
     return None if found is None else found.whole()
+
+
+def _missing(
+    blocks: Sequence[NestedBlock],
+    reader: NestedBlock,
+    load: ir.TensorLoad,
+    there: np.ndarray,
+    within: Sequence[tirx.For],
+) -> np.ndarray | None:
+    """Return a mask of what isn't there when it is read, by iteration of loops that carry it; None if that isn't seen.
+
+    A block writes before another reads in the same iteration of all loops around both, if it stands before it, or in an
+    earlier one.
+    """
+    buffer, shape = load.source, _shape(load.source)
+    writers = [
+        (at, writer, sum(1 for _ in takewhile(lambda pair: pair[0].same_as(pair[1]), zip(reader.loops, writer.loops))))
+        for at, writer in enumerate(blocks)
+        if writer.block.body.buffer.same_as(buffer)
+    ]
+    writers = [each for each in writers if each[2]]  # what other nests wrote is there
+    most, least = max((common for _, _, common in writers), default=0), 0
+    for number, loop in enumerate(reader.loops, 1):
+        least = number if any(loop.same_as(each) for each in within) else least
+    fitting = [count for count in range(least, most + 1) if _points(reader.loops[:count], buffer) <= LIMIT]
+    if not fitting or (fitting[-1] == least < most):
+        return None
+    loops = reader.loops[: fitting[-1]]
+    read = _reached(reader, buffer, load.indices, loops)
+    if read is None:
+        return None
+    kept = [any(loop.same_as(each) for each in within) for loop in loops]
+    found = there.reshape(*(int(loop.extent) if own else 1 for loop, own in zip(loops, kept)), *shape)
+    position = next(at for at, each in enumerate(blocks) if each is reader)
+    for at, writer, common in writers:
+        around = loops[:common]
+        mask = _reached(writer, buffer, writer.block.body.indices, around)
+        if mask is None:
+            return None
+        ordered = [not own and not {OVERLAP, RING} & loop.annotations.keys() for loop, own in zip(around, kept)]
+        earlier = _by_then(mask, ordered, inclusive=at < position)
+        found = found | earlier.reshape(*earlier.shape[: len(around)], *[1] * (len(loops) - len(around)), *shape)
+    return read & ~found
+
+
+def _by_then(mask: np.ndarray, ordered: Sequence[bool], inclusive: bool) -> np.ndarray:
+    """Return what is true by each iteration of the leading dimensions that are `ordered`, or before it."""
+    steps = [dim for dim, each in enumerate(ordered) if each]
+    others = [dim for dim in range(mask.ndim) if dim not in steps]
+    moved = mask.transpose(*steps, *others)
+    flat = moved.reshape(prod(moved.shape[: len(steps)]), *moved.shape[len(steps) :])
+    so_far = np.logical_or.accumulate(flat, axis=0)
+    if not inclusive:
+        so_far = np.concatenate([np.zeros_like(so_far[:1]), so_far[:-1]])
+    return so_far.reshape(moved.shape).transpose(*np.argsort([*steps, *others]))
+
+
+def _taken_along(
+    nested: NestedBlock,
+    load: ir.TensorLoad,
+    there: np.ndarray,
+    within: Sequence[tirx.For],
+    target_within: Sequence[tirx.For],
+) -> np.ndarray | None:
+    """Return a mask of the elements that a block stores of what was there, by iteration; None where that isn't seen."""
+    store = nested.block.body
+    if not all(isinstance(loop.extent, tirx.IntImm) for loop in nested.loops):
+        return None
+    extents = {loop.loop_var: int(loop.extent) for loop in nested.loops}
+    source = [*(loop.loop_var for loop in within), *(substitute(index, nested.bound) for index in load.indices)]
+    target = [*(loop.loop_var for loop in target_within), *(substitute(index, nested.bound) for index in store.indices)]
+    exprs = [*source, *target, *([] if nested.mask is None else [nested.mask])]
+    at = points(exprs, extents)
+    found = [None] if at is None else [values(expr, at) for expr in exprs]
+    if any(each is None for each in found):
+        return None
+    places = np.broadcast_arrays(*found, *(at or {}).values())[: len(exprs)]
+    holds = places[-1].astype(bool) if nested.mask is not None else np.ones(places[0].shape, bool)
+    where = [place[holds] for place in places[: len(source) + len(target)]]
+    known = np.broadcast_to(there, [*(extents[loop.loop_var] for loop in within), *_shape(load.source)])
+    mask = np.zeros([*(extents[loop.loop_var] for loop in target_within), *_shape(store.buffer)], bool)
+    there_already = known[tuple(where[: len(source)])]
+    mask[tuple(place[there_already] for place in where[len(source) :])] = True
+    return mask
 
 
 def _or_all(mask: np.ndarray) -> np.ndarray | None:

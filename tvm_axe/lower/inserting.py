@@ -21,19 +21,22 @@ widen    sums what it casts, over devices  a copy of each device's terms in the 
          that see no peer's memory         without it a kernel would read its peers'
 ======== ================================ ======================================================================
 
+Where none of them can stand, as a loop carries what devices exchange from step to step, its steps become nests of their
+own (`tvm_axe.lower.stepping`), and they are tried again.
+
 What is copied but for a halo is whole: an all-gather where a shift would do. Who wants less schedules it
 (`tvm_axe.schedule.redistribute`, `reorder_collective`, `send`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import OVERLAP, RING, layouts_of
-from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
+from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, reads_of, statements
 from tvm_axe.analysis.directions import directions, reached
 from tvm_axe.analysis.elements import cover, one_to_one
 from tvm_axe.analysis.expressions import alike, loads_in, substitute
@@ -46,11 +49,13 @@ from tvm_axe.lower.copies import copy_nest, gathered, nest_of_copy, shares_of
 from tvm_axe.lower.derive import derive_steps
 from tvm_axe.lower.halo import Halo, halo_of
 from tvm_axe.lower.infer import Sharding, infer_shardings
+from tvm_axe.lower.loads import reading, reads_beside, running
 from tvm_axe.lower.parsing import parse_program
 from tvm_axe.lower.pieces import pieces_of, renumbered, shared_pieces, with_block
 from tvm_axe.lower.program import ScheduledProgram, ScheduledStage
 from tvm_axe.lower.reaching import APART, GATHER, HOLD, RELAY, WIDEN, Entangled, Unowned
 from tvm_axe.lower.separating import separated
+from tvm_axe.lower.stepping import in_steps
 
 __all__ = ["redistributed"]
 
@@ -76,17 +81,35 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh, apart: Collection[str] = ()) 
         shardings = infer_shardings(program, layouts_of(func))
         try:
             derive_steps(program, shardings, apart)
-        except Unowned as found:
-            last, sharding = found, shardings[found.buffer]
-            remedy = found.remedy if sharding.memory is None else RELAY
-            of = f"{found.buffer.name} for {found.block.name_hint}"
-            less = _less_than_all(func, found, program, sharding, of, apart) if remedy == GATHER else None
-            func = less or _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
-        except Entangled as together:
-            func = _separated(func, together)
+        except (Unowned, Entangled) as found:
+            last = found
+            try:
+                func = _mended(func, found, program, shardings, apart)
+            except LowerError:
+                steps = _in_steps(func, found)
+                if steps is None:
+                    raise
+                return redistributed(steps, mesh, apart)
         else:
             return func
     raise LowerError(f"{last}; {rounds} copies were inserted, and it still does: share its loops in equal pieces")
+
+
+def _mended(
+    func: tirx.PrimFunc,
+    found: Unowned | Entangled,
+    program: ScheduledProgram,
+    shardings: Mapping[tirx.Buffer, Sharding],
+    apart: Collection[str],
+) -> tirx.PrimFunc:
+    """The function with what was `found` first no longer in it; `LowerError` where none of the rewrites does that."""
+    if isinstance(found, Entangled):
+        return _separated(func, found)
+    sharding = shardings[found.buffer]
+    remedy = found.remedy if sharding.memory is None else RELAY
+    of = f"{found.buffer.name} for {found.block.name_hint}"
+    less = _less_than_all(func, found, program, sharding, of, apart) if remedy == GATHER else None
+    return less or _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
 
 
 def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
@@ -125,6 +148,13 @@ def _separated(func: tirx.PrimFunc, error: LowerError, nest: tirx.Stmt | None = 
     if nest is None or parts is None:
         raise error
     return _replaced(func, nest, parts, [])
+
+
+def _in_steps(func: tirx.PrimFunc, found: Unowned | Entangled) -> tirx.PrimFunc | None:
+    """Have each step of the loop around the block be nests of its own; None where there is no such loop."""
+    nest, _ = _nest_of(func, found)
+    steps = in_steps(nest)
+    return None if steps is None else _replaced(func, nest, steps, [])
 
 
 def _less_than_all(
@@ -190,9 +220,11 @@ def _with_halo(
 def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the nest read a copy that all devices hold."""
     nest, blocks = _nest_of(func, found)
-    if any(_writes(block, found.buffer) for block in blocks):
-        return _separated(func, _refused(found, "its nest writes the buffer, too"), nest)
     before, whole = gathered(found.buffer, sharding, why)
+    if any(_writes(block, found.buffer) for block in blocks):
+        if not reads_beside(blocks, found.buffer):
+            return _separated(func, _refused(found, "its nest writes the buffer, too"), nest)
+        return _replaced(func, nest, [*before, reading(nest, blocks, found.buffer, whole[-1])], whole)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]})], whole)
 
 
@@ -225,15 +257,19 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     extents = {iv.var: int(iv.dom.extent) for iv in spatial}
     if not one_to_one(store, extents):
         raise _refused(found, "two iterations may store into one element")
-    if _reads(block, buffer) and not reduces and not _in_place(store):
+    others_read = [] if _in_place(store) else reads_beside([block], buffer)
+    if others_read is None:
         raise _refused(found, "it reads other elements than it writes of the buffer")
     apart = tirx.decl_buffer(list(extents.values()), buffer.dtype, f"{buffer.name}_apart", layout=None)
     at = list(extents)
-    body = tirx.BufferStore(apart, _running(store.value, buffer, apart, at) if reduces else store.value, at)
+    body = tirx.BufferStore(apart, running(store, apart, at) if reduces else store.value, at)
     init = None if statement.init is None else tirx.BufferStore(apart, statement.init.value, at)
     changed = s_tir.SBlock(
         statement.iter_vars,
-        [region for region in statement.reads if not (reduces and region.source.same_as(buffer))],
+        [
+            *(region for region in statement.reads if not (reduces and region.source.same_as(buffer))),
+            *(element(buffer, load.indices) for load in others_read if reduces),
+        ],
         [element(apart, at)],
         statement.name_hint,
         body,
@@ -327,7 +363,7 @@ def _rebuilt(func: tirx.PrimFunc, nests: Sequence[tirx.Stmt], allocated: Sequenc
 
 
 def _reads(block: NestedBlock, buffer: tirx.Buffer) -> bool:
-    return any(region.source.same_as(buffer) for region in block.block.reads)
+    return any(region.source.same_as(buffer) for region in reads_of(block.block))
 
 
 def _writes(block: NestedBlock, buffer: tirx.Buffer) -> bool:
@@ -351,14 +387,6 @@ def _in_place(store: tirx.BufferStore) -> bool:
     """Whether the block reads no other element of what it writes than the one that it writes."""
     own = [load for load in loads_in(store.value) if load.source.same_as(store.buffer)]
     return all(alike(load.indices, store.indices) for load in own)
-
-
-def _running(value: tirx.Expr, buffer: tirx.Buffer, apart: tirx.Buffer, at: Sequence[tirx.Var]) -> tirx.Expr:
-    """A reduction's value with its running one read where it is kept now."""
-    return _tvm.structural_map(
-        value,
-        (ir.TensorLoad, lambda load: tirx.BufferLoad(apart, list(at)) if load.source.same_as(buffer) else load),
-    )
 
 
 def _refused(found: LowerError, why: str) -> LowerError:

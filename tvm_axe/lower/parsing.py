@@ -134,7 +134,7 @@ def _block(
     if block.match_buffers or block.alloc_buffers or not isinstance(block.body, tirx.BufferStore):
         raise LowerError(
             f"block {block.name_hint!r}: its body is not one store; schedule for the mesh first (before blockize, "
-            "tensorize or decompose_reduction), each device's kernels afterwards"
+            "tensorize or decompose_reduction), each device's kernels afterwards, and write a block for each store"
         )
     _check_domains(realize, loops)
     _check_indices(realize, loops)

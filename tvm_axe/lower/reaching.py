@@ -92,7 +92,8 @@ def crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Iterat
         if len(repeated) > 1:
             raise Unowned(
                 f"block {block.name!r}: a store to {access.buffer.name!r} is of its device's piece of {len(repeated)} "
-                f"dimensions ({', '.join(repeated)}) of what all devices hold; gather one dimension at a time",
+                f"dimensions ({', '.join(repeated)}) of what all devices hold; declare it shared (axe.with_layouts), "
+                "or compute into a buffer of its own and copy that, one dimension at a time",
                 block,
                 access,
                 APART,

@@ -6,7 +6,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.analysis.annotations import BESIDE, OVERLAP
-from tvm_axe.analysis.patterns import folded, is_copy
+from tvm_axe.analysis.patterns import folded, is_copy, shift_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 
@@ -26,8 +26,9 @@ def beside(sch: s_tir.Schedule, block: SBlockRV) -> None:
     for sizes at which a collective in one kernel with what it is between (`fuse_collective`), or in chunks with it
     (`overlap`), loses, and for gradients of one layer beside the products of the next.
 
-    Valid when `block` is alone in its nest, and copies, or reduces with a sum, product, maximum or minimum; and its
-    nest isn't in chunks. It has to be a collective when the function is lowered, and not a part of a kernel.
+    Valid when `block` is alone in its nest, and copies, shifts a leading dimension as `send` does, or reduces with a
+    sum, product, maximum or minimum; and its nest isn't in chunks. It has to be a collective when the function is
+    lowered, and not a part of a kernel.
 
     Leaves ``axe.beside`` on the block.
 
@@ -66,7 +67,7 @@ def beside(sch: s_tir.Schedule, block: SBlockRV) -> None:
             f"beside: block {name!r} shares its nest with {others}, so they are one kernel; valid is a collective, "
             "alone in its nest"
         )
-    if not is_copy(nest.block) and folded(nest.block) is None:
+    if not is_copy(nest.block) and shift_of(nest.block) is None and folded(nest.block) is None:
         raise ScheduleError(
             f"beside: block {name!r} computes, and neither copies nor reduces, so it is no collective; valid is the "
             "block of a collective, as shard, all_reduce, split_collective, redistribute or send leave one"

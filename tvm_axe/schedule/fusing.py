@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_axe.analysis.annotations import BIND
 from tvm_axe.analysis.blocks import NestedBlock, covers, ranges_of, stays_in
 from tvm_axe.analysis.order import begins_first, reads_its_iteration, unfinished_loop
-from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy, is_pointwise
 from tvm_axe.analysis.sharing import bound_loops, driven_by, root_of, sharded_dims
 from tvm_axe.analysis.tree import BlockTree, is_one_of
 from tvm_axe.errors import ScheduleError
@@ -127,9 +127,11 @@ def _check_link(tree: BlockTree, block: NestedBlock, before: Sequence[NestedBloc
     if is_one_of(block, before):
         raise ScheduleError(f"fuse_collective: block {name!r} is named twice; name each block once, in program order")
     if not any(is_one_of(producer, before) for producer in producers):
+        missing = [each for each in producers if any(is_one_of(other, before) for other in tree.producers(each))]
+        through = f"; {str(missing[0].block.name_hint)!r} does, and {name!r} reads it: name it too" if missing else ""
         raise ScheduleError(
             f"fuse_collective: block {name!r} reads nothing that {chain} write; valid is a chain in which each block "
-            "follows from an earlier one"
+            f"follows from an earlier one{through}"
         )
     for producer in producers:
         if not is_one_of(producer, before):
@@ -147,14 +149,23 @@ def _check_link(tree: BlockTree, block: NestedBlock, before: Sequence[NestedBloc
             raise ScheduleError(
                 f"fuse_collective: {'a cycle: ' if follows else ''}block {outside!r} lies between "
                 f"{before[0].block.name_hint!r} and {name!r}, which reads it, and is not fused; "
-                f"{'fuse it too' if follows else 'inline it (sch.compute_inline)'}"
+                f"{_remedy_for(producer, follows)}"
             )
     others = set(bound_loops(block, SPATIAL)) - axes
     if others:
         raise ScheduleError(
             f"fuse_collective: block {name!r} is bound to {', '.join(sorted(others))}, the nest to "
-            f"{', '.join(sorted(axes))}; blocks of one kernel are bound to the same axes"
+            f"{', '.join(sorted(axes)) or 'no axis'}; blocks of one kernel are bound to the same axes"
         )
+
+
+def _remedy_for(block: NestedBlock, follows: bool) -> str:
+    """Return what helps where a block lies between those of a chain."""
+    if follows:
+        return "fuse it too"
+    if is_pointwise(block.block):
+        return "inline it (sch.compute_inline)"
+    return "have the function compute it in front of the chain, or fuse up to there"
 
 
 def _check_mask(nest: NestedBlock) -> None:

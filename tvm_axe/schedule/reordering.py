@@ -91,6 +91,13 @@ def reorder_collective(
                 f"reorder_collective: gather {name!r}: block {reader.block.name_hint!r} reads what it gathers and "
                 f"is not among the consumers ({', '.join(names)}); name it too"
             )
+    if tree.is_parameter(query.nest_of(sch, gather).block.body.buffer):
+        of = query.nest_of(sch, gather).block.body.buffer.name
+        raise ScheduleError(
+            f"reorder_collective: gather {name!r} leaves the parameter {of!r}, which the caller gets whole; valid is "
+            f"the gather of an intermediate. Declare {of!r} sharded (axe.with_layouts) and shard the consumers' loops, "
+            "or have the function copy it from an intermediate that the consumers read"
+        )
     # Of each buffer, the dimension that is sharded.
     sliced = {query.nest_of(sch, gather).block.body.buffer: dim}
     iterators = []

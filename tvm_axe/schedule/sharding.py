@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import BIND
-from tvm_axe.analysis.blocks import NestedBlock
+from tvm_axe.analysis.blocks import NestedBlock, reads_of
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL, iterator_at, summed
 from tvm_axe.analysis.sharing import bound_axis, bound_loops, driven_by, root_of
 from tvm_axe.errors import ScheduleError
@@ -131,6 +131,8 @@ def shard_loop(
                 f"shard: block {name!r} already has a {role} loop bound to {axis!r}; a block is shared over an "
                 "axis once"
             )
+    if reduction:
+        _check_one_fold(nest, name)
     if reduction and not _tvm.has_partials(nest.block.body.buffer.dtype):
         raise ScheduleError(
             f"shard: block {name!r} reduces to bool, which upstream's rfactor can't take apart; valid is another loop "
@@ -143,6 +145,22 @@ def shard_loop(
     if not reduction:
         return device, local
     return query.checked("shard", name, lambda: sch.rfactor(device, 0)), block
+
+
+def _check_one_fold(nest: NestedBlock, name: str) -> None:
+    """Check that a reduction is of one buffer, and reads of that what it sums into alone."""
+    if not isinstance(nest.block.body, tirx.BufferStore):
+        raise ScheduleError(
+            f"shard: block {name!r} reduces into several buffers at once, whose partials nothing combines; valid is a "
+            "block for each: the maximum, say, and behind it the least index at which it is"
+        )
+    buffer = nest.block.body.buffer
+    if any(region.source.same_as(buffer) for region in reads_of(nest.block)):
+        raise ScheduleError(
+            f"shard: block {name!r} also reads elements of {buffer.name!r} that it doesn't sum into, as of a step "
+            "before, and upstream's rfactor takes no such reduction apart; valid is a block that reduces into a buffer "
+            "of its own, from which another copies"
+        )
 
 
 @query.all_or_nothing
