@@ -28,9 +28,11 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import nested_blocks, statements, unused_name
 from tvm_axe.analysis.expressions import substitute
-from tvm_axe.analysis.sizes import Sizes, at_sizes, number, unknown_extents
+from tvm_axe.analysis.sizes import Sizes, are_same, at_sizes, number, unknown_extents
+from tvm_axe.analysis.tree import with_functions
 from tvm_axe.defaults import VALUES
 from tvm_axe.errors import InputError
+from tvm_axe.lower.defaults import takes_kernels, with_kernels
 from tvm_axe.machines import backend_of
 from tvm_axe.nests.contraction import find_contractions
 from tvm_axe.nests.default import RANGES, by_blocks, in_order, is_unscheduled, with_cores_for
@@ -40,6 +42,7 @@ from tvm_axe.nests.tiles import Tile
 from tvm_axe.records.apply import records_of
 from tvm_axe.records.packing import LAYOUT_FREE, PREPROC
 from tvm_axe.records.record import Record
+from tvm_axe.schedule.tiles import choices_in, heights_in
 
 __all__ = ["Values", "check_values", "names_of", "ranges_of", "specialized", "values_of", "with_ranges"]
 
@@ -81,7 +84,7 @@ def with_ranges(
         The recorded time of each function at a value, such as ``"matmul, n = 16"``.
     """
     if not backend_of(target).on_host:
-        return mod, {}
+        return _with_kernels(mod, target, values or {}, tuned), {}
     check_values(values or {}, names_of(mod.functions.values()))
     functions = {
         variable: _Unknown.of(func, values)
@@ -103,6 +106,40 @@ def with_ranges(
     return tvm.IRModule(
         {**dict(mod.functions_items()), **found}, attrs=mod.attrs, global_infos=mod.global_infos
     ), seconds
+
+
+def _with_kernels(mod: tvm.IRModule, target: Target, values: Values, tuned: Collection[str]) -> tvm.IRModule:
+    """The module whose products of unknown rows choose tile kernels, where the target wants that: for each range."""
+    if not takes_kernels(target):
+        return mod
+    found: dict[ir.GlobalVar, tirx.PrimFunc] = {}
+    for variable, func in mod.functions_items():
+        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned and unknown_extents(func):
+            own = {rows for var in unknown_extents(func) for rows in values.get(str(var.name), VALUES)}
+            made = _kernels_by_rows(func, target, sorted(own))
+            if made is not None:
+                found[variable] = made
+    return with_functions(mod, found)
+
+
+def _kernels_by_rows(func: tirx.PrimFunc, target: Target, values: Sequence[int]) -> tirx.PrimFunc | None:
+    """The function with tile kernels, others for each number of rows; None where a product isn't for kernels."""
+    if not is_unscheduled(func):
+        return None
+    variants = [(rows, with_kernels(func, target, rows)) for rows in values]
+    found = [(rows, made) for rows, made in variants if made is not None]
+    heights = heights_in(found[0][1]) if len(found) == len(variants) else []
+    if not heights or not all(are_same([heights[0]], [height]) for height in heights):
+        return None
+    distinct = [
+        (rows, made)
+        for (rows, made), larger in zip(found, [*found[1:], None])
+        if larger is None or not _tvm.structural_equal(made, larger[1])
+    ]
+    ends = [f"{heights[0]} <= {rows}" for rows, _ in distinct[:-1]]
+    ends.append(f"{heights[0]} > {distinct[-2][0]}" if ends else f"any {heights[0]}")
+    lines = [f"{end}: {', '.join(map(str, choices_in(made)))}" for end, (_, made) in zip(ends, distinct)]
+    return _merged(distinct, heights[0]).with_attr(RANGES, lines)
 
 
 def check_values(values: Values, names: Collection[str]) -> None:
@@ -328,7 +365,7 @@ def _open(base: s_tir.Schedule) -> dict[str, frozenset[int]]:
 # ---- One function of several -----------------------------------------------------------------------------------------
 
 
-def _merged(variants: Sequence[tuple[int, tirx.PrimFunc]], driving: tirx.Var) -> tirx.PrimFunc:
+def _merged(variants: Sequence[tuple[int, tirx.PrimFunc]], driving: tirx.Expr) -> tirx.PrimFunc:
     """The function that goes on as that variant does which is for the value of `driving`; what packs comes first."""
     first = variants[0][1]
     packed, body, buffers = _parts(first)
