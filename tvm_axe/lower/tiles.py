@@ -29,6 +29,7 @@ from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines.builder import called_by
 from tvm_axe.schedule import TILE
 from tvm_axe.schedule.einsum import Einsum
+from tvm_axe.schedule.product import Product
 from tvm_axe.schedule.tiles import AnyProduct, Choice, choice_of, has_choice, kernel_for, problem_of, product_in
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import tile_backend_of
@@ -219,7 +220,9 @@ class _Rewriter:
         if epilogue is not None:
             given |= epilogue.inputs
         scalars = product.scalars if isinstance(product, Einsum) else {}
-        extents = {problem["m"]: product.height} if has_variables(problem) else {}
+        extents = {}
+        if isinstance(product, Product) and has_variables(problem):
+            extents = {problem["m"]: tirx.convert(product.height)}
         return self._recipe(recipe, given, scalars, str(main.block.name_hint), extents)
 
     def _epilogue(

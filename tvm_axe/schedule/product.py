@@ -18,7 +18,7 @@ from tvm.sym import detect_linear_equation
 
 from tvm_axe.analysis.expressions import is_zero
 from tvm_axe.analysis.patterns import REDUCE, factors_of
-from tvm_axe.analysis.sizes import are_same, sides
+from tvm_axe.analysis.sizes import Extent, are_same, sides
 from tvm_axe.errors import ScheduleError
 
 
@@ -72,7 +72,7 @@ class Product:
         return _known(self.reduction)
 
     @property
-    def height(self) -> int | tirx.Expr:
+    def height(self) -> Extent:
         """How many rows there are: an expression, where that isn't known."""
         return prod(sides([it.dom.extent for it in self.rows]))
 

@@ -15,6 +15,7 @@ from tvm_axe.analysis.blocks import NestedBlock, covers
 from tvm_axe.analysis.order import shared_loops
 from tvm_axe.analysis.patterns import SPATIAL, is_pointwise
 from tvm_axe.analysis.sharing import bound_loops, driving_loop
+from tvm_axe.analysis.sizes import Extent
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 from tvm_axe.schedule.einsum import Einsum, einsum_of
@@ -199,7 +200,7 @@ def choices_in(part: tirx.PrimFunc | tirx.Stmt) -> list[Choice]:
 
 def heights_in(func: tirx.PrimFunc) -> list[tirx.Expr]:
     """Return how many rows the products have for which kernels were chosen, of those of which that isn't known."""
-    found: list[int | tirx.Expr] = []
+    found: list[Extent] = []
 
     def visit(block: s_tir.SBlock) -> None:
         choice = choice_of(block)

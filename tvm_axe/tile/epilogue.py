@@ -16,15 +16,13 @@ from tvm import ir, s_tir, sym, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import alike, is_zero, loads_in, uses
-from tvm_axe.analysis.sizes import are_same, sides
+from tvm_axe.analysis.sizes import Extent, are_same, sides
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
 from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel
 from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Region
 from tvm_axe.tile.walking import walk
-
-Extent = int | tirx.Expr
 
 _NO_SPLIT = "the epilogue's shape {} doesn't split the kernel's {}"
 _NOT_ONCE = "the kernel takes no epilogue: its result isn't stored once, from a fragment"
