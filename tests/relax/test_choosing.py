@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from tvm_axe.collective.engine import HOST
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Share
 from tvm_axe.relax import choosing, share_model
-from tvm_axe.relax.forms import Form
+from tvm_axe.relax.forms import WHOLE, Form
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.reading import graph_of, legalized
 
@@ -58,6 +60,31 @@ def test_equal_layers_are_solved_once_beside_what_all_of_them_read(monkeypatch: 
         share_model(exported(layers), Mesh({"tp": 2}))
         calls.append(sum(counted))
     assert calls[1] < 1.3 * calls[0]
+
+
+@pytest.mark.parametrize("most", [16, 1000])
+def test_states_that_a_cheaper_one_reaches_by_moves_are_dropped(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, as it is said; they are looked at together."""
+    monkeypatch.setattr(choosing, "TOGETHER", 5)
+    graph = graph_of(legalized(exported(1)), "forward")
+    search = choosing._Search(graph, Operators(2, HOST), {})
+    values = [number for number, value in enumerate(graph.values) if value.kind == "value"][:2]
+    forms = [WHOLE, Form(partial="sum"), Form(0, Share.blocks(16, 2)), Form(1, Share.blocks(32, 2))]
+    ways = [frozenset(each) for n in (1, 2) for each in itertools.combinations(forms, n)]
+    rng = random.Random(0)
+    states = {state: (rng.random() * 2e-6,) for state in itertools.product(ways, ways)}
+
+    def reaches(value: int, have: frozenset[Form], want: frozenset[Form]) -> float:
+        made = ([search._move(each, form, value) for each in have] for form in want - have)
+        return sum(min((how.seconds for how in each if how is not None), default=float("inf")) for each in made)
+
+    kept: list[Any] = []
+    for state in sorted(states, key=lambda each: states[each]):
+        moves = ([*map(reaches, values, other, state)] for other in kept)
+        if all(states[other][0] + move[0] + move[1] > states[state][0] for other, move in zip(kept, moves)):
+            kept.append(state)
+    assert 16 < len(kept) < len(states)
+    assert [*search._pruned(states, values, most)] == kept[:most]
 
 
 def test_parts_that_are_packed_are_shared_alike() -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ TOLLS, NEAR = (16, 128), 1.03
 for fewer bytes."""
 AHEAD, FEW = 48, 4
 """Calls that are looked at behind a place for one where fewer values are needed, and how many these may be."""
+TOGETHER = 32
+"""States whose moves to all others are worked out at once."""
 MOST_FORMS = 24
 """Forms of a value that are tried at most."""
 
@@ -53,14 +56,14 @@ State = tuple[frozenset[Form], ...]
 
 @dataclass
 class _Step:
-    """A call with the strategies that there are of it."""
+    """A call with the strategies that there are of it; calls of a group have the same ways and costs."""
 
     node: Node | None
     operator: Operator | Carrying | Holding | Attending | None
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     strategies: list[Strategy]
-    group: tuple[object, ...] = ()
+    group: int = -1
 
 
 def choose(
@@ -90,6 +93,7 @@ class _Search:
         self.graph, self.operators, self.pinned = graph, operators, pinned
         self.link, self.devices = operators.rates.link, operators.devices
         self.sizes = [dtype_bytes(value.dtype, value.size) for value in graph.values]
+        self.itemsizes = [max(1, dtype_bytes(value.dtype, 1)) for value in graph.values]
         self.price, self.toll = (
             0.0,
             0.0,
@@ -98,7 +102,7 @@ class _Search:
         self.steps = [self._step(node) for node in graph.nodes]
         self._spread_forms()
         self.segments = self._segments()
-        self._met: dict[Any, list[tuple[float, Strategy, State, tuple[Any, ...]]]] = {}
+        self._met: dict[Any, list[tuple[float, Strategy, State, Any]]] = {}
         self._reached: dict[Any, NDArray[np.float64]] = {}
 
     def _moves(self, value: int) -> bool:
@@ -138,15 +142,17 @@ class _Search:
                         known[form] = None
                         waiting.update(dict.fromkeys(users[value] - {at}))
         results = set(self.graph.results)
+        groups: dict[tuple[object, ...], int] = {}
         for step in self.steps:
             step.strategies = [s for s in step.strategies if not self._leaves_terms(step, s, results)]
-            step.group = (
+            group = (
                 id(step.operator) if step.operator else step.node and step.node.name,
                 tuple(s.ins + s.outs for s in step.strategies),
                 tuple(self._moves(v) for v in step.ins),
                 tuple((self.sizes[v], self.pinned.get(v)) for v in step.ins),
                 tuple(step.ins.index(v) for v in step.ins),
             )
+            step.group = groups.setdefault(group, len(groups))
 
     def _leaves_terms(self, step: _Step, strategy: Strategy, results: set[int]) -> bool:
         return any(form.partial and value in results for form, value in zip(strategy.outs, step.outs))
@@ -155,14 +161,16 @@ class _Search:
 
     def _move(self, source: Form, target: Form, value: int) -> Move | None:
         of = self.graph.values[value]
-        itemsize = max(1, dtype_bytes(of.dtype, 1))
-        return move(source, target, of.typical, itemsize, self.devices, self.link)
+        return move(source, target, of.typical, self.itemsizes[value], self.devices, self.link)
 
-    def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
-        """The ways to make a call: the time, the strategy, what is held after of what it takes and makes, and moves."""
-        key = step.group, held, self.price, self.toll
+    def _met_by(self, step: _Step, held: State, needed: Sequence[int]) -> list[tuple[float, Strategy, State, Any]]:
+        """The ways to make a call: the time, the strategy, what is held after of what it takes and makes, and moves.
+
+        Of ways that differ in nothing that is needed later, by its place in what a call takes and makes, the cheapest.
+        """
+        key = step.group, held, needed, self.price, self.toll
         if key not in self._met:
-            best: dict[State, tuple[float, Strategy, State, tuple[Any, ...]]] = {}
+            best: dict[State, tuple[float, Strategy, State, Any]] = {}
             for strategy in step.strategies:
                 weights = self.price * sum(
                     self.sizes[v] * form.fraction()
@@ -172,8 +180,9 @@ class _Search:
                 made = tuple(frozenset({form}) for form in strategy.outs)
                 for seconds, taken, moves in self._ways(step, strategy, held):
                     after = taken + made
-                    if after not in best or seconds + weights < best[after][0]:
-                        best[after] = seconds + weights, strategy, after, moves
+                    kept = tuple([after[at] for at in needed])
+                    if kept not in best or seconds + weights < best[kept][0]:
+                        best[kept] = seconds + weights, strategy, after, moves
             self._met[key] = list(best.values())
         return self._met[key]
 
@@ -285,15 +294,16 @@ class _Search:
             # Where what is needed later is: among what a call takes and makes or, from the end, what was held before.
             places = {v: at for at, v in enumerate((*before, *step.ins, *step.outs), -len(before))}
             needed = [places[v] for v in after]
+            own, pick = tuple(sorted(at for at in needed if at >= 0)), _picked(needed)
             for state, (cost, *_) in table.items():
                 held = tuple(
-                    state[where[v]] if v in where else frozenset({self.pinned.get(v, WHOLE)}) for v in step.ins
+                    [state[where[v]] if v in where else frozenset({self.pinned.get(v, WHOLE)}) for v in step.ins]
                 )
-                for seconds, strategy, forms, moves in self._met_by(step, held):
-                    known = forms + state
-                    now = tuple([known[at] for at in needed])
-                    if now not in new or cost + seconds < new[now][0]:
-                        new[now] = cost + seconds, state, strategy, moves
+                for seconds, strategy, forms, moves in self._met_by(step, held, own):
+                    now, taken = pick(forms + state), cost + seconds
+                    known = new.get(now)
+                    if known is None or taken < known[0]:
+                        new[now] = taken, state, strategy, moves
             table = self._pruned(new, after, BEAM)
             history.append(table)
         exits = {}
@@ -313,26 +323,28 @@ class _Search:
         if len(ordered) < 2 or not values:
             return dict(ordered[:1])
         costs = np.array([entry[0] for _, entry in ordered])
-        held = np.empty((len(ordered), len(values)), dtype=np.intp)
-        tables = []
-        for at, value in enumerate(values):
-            number: dict[frozenset[Form], int] = {}
-            held[:, at] = [number.setdefault(state[at], len(number)) for state, _ in ordered]
-            tables.append(self._reaches(value, tuple(number)))
+        held, tables = [], []
+        for value, forms in zip(values, zip(*(state for state, _ in ordered))):
+            number = {each: at for at, each in enumerate(dict.fromkeys(forms))}
+            held.append(np.array([number[each] for each in forms]))
+            tables.append(self._reaches(value, tuple(number))[:, held[-1]])
         free = np.ones(len(ordered), dtype=bool)
-        kept = []
-        for at, (state, entry) in enumerate(ordered):
-            if not free[at]:
-                continue
-            kept.append((state, entry))
-            if len(kept) == most:
+        kept, begin = list[int](), 0
+        while len(kept) < most:
+            # What some that aren't dropped yet reach is worked out together; of them one may still drop another.
+            some = begin + np.flatnonzero(free[begin:])[:TOGETHER]
+            if not len(some):
                 break
-            left = np.flatnonzero(free[at + 1 :]) + at + 1
-            reached = np.full(len(left), costs[at])
-            for table, column, own in zip(tables, held.T, held[at]):
-                reached += table[own][column[left]]
-            free[left] = reached > costs[left]
-        return dict(kept)
+            begin = some[-1] + 1
+            reached = costs[some, None]
+            for table, column in zip(tables, held):
+                reached = reached + table[column[some]]
+            dearer = reached > costs
+            for at, stays in zip(some, dearer):
+                if free[at]:
+                    kept.append(at)
+                    free &= stays
+        return dict([ordered[at] for at in kept[:most]])
 
     def _reaches(self, value: int, held: tuple[frozenset[Form], ...]) -> NDArray[np.float64]:
         """The time from each way to hold a value to each other."""
@@ -403,12 +415,12 @@ class _Search:
         forms: dict[int, Form] = {}
         for value, form in self.pinned.items():
             held.setdefault(value, {})[form] = None
-        for choice in choices:
+        for step, choice in zip(self.steps, choices):
             forms.update(zip(choice.node.outs, choice.strategy.outs))
             for value, form in zip(choice.node.ins, choice.strategy.ins):
                 if not self._moves(value):
                     held.setdefault(value, {})[form] = None
-            operator, left = self.operators.of_node(self.graph, choice.node), choice.node.left
+            operator, left = step.operator, choice.node.left
             count = 0 if operator is None else sum(operator.operations)
             if count:
                 operations[choice.node.name] = round(count / left), left * choice.strategy.share
@@ -428,3 +440,10 @@ class _Search:
             operations,
             whole,
         )
+
+
+def _picked(places: Sequence[int]) -> Callable[[State], State]:
+    """What takes some places of a tuple, as a tuple; in C, since the search does it most."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda state: tuple([state[at] for at in places])
