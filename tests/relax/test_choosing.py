@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ from tvm_axe.relax import choosing, share_model
 from tvm_axe.relax.forms import WHOLE, Form
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.reading import graph_of, legalized
+
+sys.path.insert(0, str(Path(__file__).parent))
+from shared_models import decoder, encoder
 
 
 class Layer(nn.Module):
@@ -106,3 +111,23 @@ def test_parts_that_are_packed_are_shared_alike() -> None:
     halves = Form(1, Share.blocks(16, 2).around(3, 1))
     ways = Operators(2, HOST).of(node).strategies(frozenset({(1, halves)}))
     assert [way.outs for way in ways if str(way.ins[0]) == "S1[9(8@0 8@1)]"] == [(halves,) * 3]
+
+
+def test_what_is_shared_stays_shared_where_bytes_are_dear() -> None:
+    """That every device computes all of a product moves nothing."""
+    graph = graph_of(legalized(encoder(1, 256, 4, 1024, 64)), "forward")
+    search = choosing._Search(graph, Operators(2, HOST), {})
+    fastest = search.solved(1e-10, 0.0)
+    assert search.solved(1e-10, 1e-5).chosen.divided < fastest.chosen.divided == 1
+    search.keep_shared(fastest)
+    assert search.solved(1e-10, 1e-5).chosen.divided == 1
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_where_devices_meet_behind_products_is_megatrons_closed_form(devices: int) -> None:
+    """Two all-reduces a layer; what the first takes is an embedding, or comes in and is whole."""
+    for model, embedded in ((encoder(2, 256, 4, 1024, 64), 0), (decoder(2, 256, 8, 4, 768, 64), 1)):
+        graph = graph_of(legalized(model), "forward")
+        unit = (devices - 1) / devices * 64 * 256 * 4
+        met = choosing._Search(graph, Operators(devices, HOST), {}).met()
+        assert met == pytest.approx(unit * (4 * 2 + embedded))
