@@ -174,7 +174,7 @@ def is_pointwise(block: s_tir.SBlock) -> bool:
 
 
 def goes_on_with(block: s_tir.SBlock, buffer: tirx.Buffer) -> bool:
-    """Whether a block is pointwise, has as many elements as a buffer, and reads it at the element that it stores alone.
+    """Return whether a block is pointwise and goes on with each element of a buffer, which it reads there alone.
 
     A padding or a concatenation behind what it begins with reads it so too, but has more elements.
     """
