@@ -37,6 +37,7 @@ from tvm_axe._tvm.relax import (
     relax_lowering,
     split_preproc,
     with_kernels_built,
+    without_layouts_of_unknown_extents,
 )
 from tvm_axe._tvm.rocm import build_rocm, intrinsic_name
 from tvm_axe._tvm.rpc import (
@@ -169,6 +170,7 @@ __all__ = [
     "widened",
     "with_kernels_built",
     "with_name",
+    "without_layouts_of_unknown_extents",
     "without_places",
     "workload_hash",
 ]

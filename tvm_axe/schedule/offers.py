@@ -13,8 +13,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from tvm_axe.analysis.expressions import alike
-from tvm_axe.analysis.patterns import is_pointwise, loads_of
+from tvm_axe.analysis.patterns import goes_on_with
 from tvm_axe.errors import ScheduleError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query
@@ -127,7 +126,4 @@ def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: AnyProduct) -> str 
     if len(sch.get_producers(readers[0])) != 1:  # `reverse_compute_at` wants all of them in the nest
         return None
     stmt = sch.get(readers[0])
-    indices = list(stmt.body.indices)
-    pointwise = is_pointwise(stmt)
-    same = all(alike(load.indices, indices) for load in loads_of(stmt, product.c))
-    return str(stmt.name_hint) if pointwise and same else None
+    return str(stmt.name_hint) if goes_on_with(stmt, product.c) else None
