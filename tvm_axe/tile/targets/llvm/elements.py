@@ -162,7 +162,7 @@ class _Body:
         rounds = isinstance(given, tirx.Cast) and str(given.ty.dtype) == tile.dtype  # as storing does
         value = convert(self._value(given.value if rounds else given), compute_dtype(tile.dtype))
         if how is not None:
-            join(how[0], *self.writer.at(tile, indices), value)
+            join(self.writer, how[0], tile, indices, value)
             return
         if chosen is not None:
             value = T.Select(chosen, value, self.writer.load(tile, indices))
