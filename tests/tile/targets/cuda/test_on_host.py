@@ -8,6 +8,7 @@ import pytest
 import tvm
 from interpreter import interpret
 from on_host import run
+from random_indices import random_index
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -15,6 +16,7 @@ from tvm_axe import tile
 from tvm_axe.machines.cache import Cache
 
 ROWS, COLUMNS, BLOCKS = 16, 24, 2
+POINTS, DIVISORS = ("i", "j", "j", "b"), (2, 3, 4, 6, 8, 24)  # a point's variables i and j, and a block's b
 
 
 @T.prim_func
@@ -81,26 +83,12 @@ def uneven(
         tile.copy(a, A[b, 0])
 
 
-def random_index(rng: random.Random, depth: int) -> str:
-    """A number that isn't negative, of a point's variables i and j and a block's b."""
-    if not depth:
-        return rng.choice(["i", "j", "j", "b"])
-    inner = random_index(rng, depth - 1)
-    kinds = [
-        f"({inner} + {rng.randint(1, 24)})",
-        f"{inner} % {rng.choice([2, 3, 4, 6, 8, 24])}",
-        f"({inner}) // {rng.choice([2, 3, 4, 6])}",
-        f"({inner}) * {rng.choice([1, 2, 4])} + {random_index(rng, depth - 1)}",
-    ]
-    return f"({rng.choice(kinds)})"
-
-
 def drawn(seed: int) -> tirx.PrimFunc:
     """Gathers at random places of a tensor and of a tile, each along another fragment's or tensor's points."""
     rng, outputs, bodies = random.Random(seed), [], []
     for at in range(8):
         m, n = rng.choice([(4, 24), (8, 12), (16, 16), (5, 7), (32, 8)])
-        row, column = (random_index(rng, rng.randint(1, 3)) for _ in range(2))
+        row, column = (random_index(rng, rng.randint(1, 3), POINTS, range(1, 25), DIVISORS) for _ in range(2))
         outputs.append(f"    Y{at}: T.Buffer(({BLOCKS}, {m}, {n}), 'int32'),")
         place = f"[({row}) % {ROWS}, ({column}) % {COLUMNS}]"
         bodies += [f"        with tile.parallel({m}, {n}) as (i, j):"]
