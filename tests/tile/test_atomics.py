@@ -238,7 +238,7 @@ REFUSED = {
         f"{IN}            tile.atomic_add(1, a[s[i]])\n",
         "atomically into fragment a.*; valid are a tensor in global memory and a tile.shared",
     ),
-    "a tensor on chip": ("        tile.atomic_add(A, s)\n", "from a tensor into shared s.*; valid is a tile.fragment"),
+    "a tensor on chip": ("        tile.atomic_add(A, s)\n", "into shared s.*, from a tensor; valid is a tile.fragment"),
     "a read on chip": (f"{IN}            tile.atomic_add(s[i], s[a[i]])\n", "valid is a `parallel` of its own before"),
     "two kinds on chip": (
         f"{IN}            tile.atomic_add(1, s[a[i]])\n            tile.atomic_max(1, s[i])\n",

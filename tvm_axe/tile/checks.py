@@ -109,7 +109,7 @@ def _joins(node: Copy | Parallel, scope: Scope, known: _Known) -> None:
         if tile.scope not in ("global", "shared"):
             raise TileError(f"{node}: atomically into {tile}; valid are a tensor in global memory and a tile.shared")
         if isinstance(node, Copy) and (node.src.tile.scope, tile.scope) == ("global", "shared"):
-            raise TileError(f"{node}: atomically from a tensor into {tile}; valid is a tile.fragment between them")
+            raise TileError(f"{node}: atomically into {tile}, from a tensor; valid is a tile.fragment between them")
         alone = tile.scope == "shared"
         other_place = "a `parallel` of its own" if alone else "another tensor, or a program of its own"
         for other in (node,) if alone else known.program.nodes():
