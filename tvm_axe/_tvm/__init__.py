@@ -53,8 +53,10 @@ from tvm_axe._tvm.structural import (
     constant_bytes,
     content,
     is_plain_context,
+    is_zero,
     load_json,
     structural_map,
+    variables_of,
     without_places,
 )
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
@@ -125,6 +127,7 @@ __all__ = [
     "is_plain_context",
     "is_unsaid",
     "is_valid_cpu",
+    "is_zero",
     "iter_map",
     "legalize_ops",
     "load_json",
@@ -165,6 +168,7 @@ __all__ = [
     "tensor_argument",
     "tune_context",
     "use_threads",
+    "variables_of",
     "warpgroup_layout",
     "why_refused",
     "widened",

@@ -1,6 +1,6 @@
 """What is computed from whole rows in one pass over memory: RMSNorm, layer norm and softmax.
 
-A row is held on chip between its reading and its writing, so it must fit a block's registers: up to 65536 columns.
+A row is held on chip between its reading and its writing, so it must fit a block's registers: up to 64512 columns.
 How many rows there are may be a variable, which a call knows.
 """
 
