@@ -62,13 +62,13 @@ def best(graph: Graph, rates: Rates, part: float, most: int) -> tuple[float, int
         if count <= most
         else ([each[int(rng.integers(len(each)))] for each in ways] for _ in range(most))
     )
-    least = math.inf
+    least, groups = math.inf, dict[object, int]()
     for picked in tried:
         for step, strategy in zip(search.steps, picked, strict=True):
             step.strategies = [strategy]
-            step.group = (id(step), strategy)
+            step.group = groups.setdefault((id(step), strategy), len(groups))
         try:
-            chosen = in_pieces(search._solved(0.0), outer)
+            chosen = in_pieces(search.solved(0.0, 0.0).chosen, outer)
         except ValueError:
             continue  # terms that nobody combines
         found = choosing.choose(local_graph(chosen, outer), inner, limit)

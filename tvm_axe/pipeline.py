@@ -41,8 +41,9 @@ from tvm.target import Target
 from tvm_axe.collective.arena import PAGE
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered, lower
+from tvm_axe.lower.defaults import with_default_kernels
 from tvm_axe.lower.inserting import redistributed
-from tvm_axe.lower.tiles import overlaps, with_default_kernels, with_tile_kernels
+from tvm_axe.lower.tiles import overlaps, with_tile_kernels
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.cache import Cache
 from tvm_axe.nests import Values, with_default_schedules, with_ranges

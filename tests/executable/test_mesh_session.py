@@ -548,3 +548,29 @@ def test_a_value_goes_while_its_session_is_closed() -> None:
     pool.give(tensors[1])
     pool.give(tensors[2])
     assert tensors[1].closes is None and not pool._all
+
+
+class Shared(nn.Module):
+    """A layer that is applied twice."""
+
+    def __init__(self) -> None:
+        self.up, self.down = nn.Linear(64, 32, bias=False), nn.Linear(32, 64, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        for _ in range(2):
+            x = op.add(x, self.down(op.relu(self.up(x))))
+        return x
+
+
+def test_what_two_calls_of_a_function_pack_alike_is_packed_once(workers: axe.Workers) -> None:
+    mod, _ = Shared().export_tvm({"forward": {"x": nn.spec.Tensor([4, 64], "float32")}})
+    rng = np.random.default_rng(6)
+    up, down = (rng.standard_normal(shape, dtype="float32") / 8 for shape in ((32, 64), (64, 32)))
+    weights = {"up.weight": tvm.runtime.tensor(up), "down.weight": tvm.runtime.tensor(down)}
+    exe = axe.compile(tvm.relax.transform.BindParams("forward", weights)(mod), mesh=MESH, work_dir=None)
+    made = [one.name for pack in exe.shared.packs for one in pack.made]
+    assert made and len(made) == len({*made}) < 4
+    want = X.astype("float64")
+    for _ in range(2):
+        want = want + np.maximum(want @ up.T, 0) @ down.T
+    assert error(exe.run(workers, X), want) < 1e-5

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import tvm
+from random_indices import random_index
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -12,20 +13,9 @@ from tvm_axe import _tvm  # it has upstream's flattening keep such sums
 from tvm_axe.analysis.elements import elements
 
 COUNT = 12
-
-
-def random_index(rng: random.Random, depth: int) -> str:
-    """A number that isn't negative, of loops' variables t below 24 and v below 4, and a parameter n."""
-    if not depth:
-        return rng.choice(["t", "t", "v"])
-    inner = random_index(rng, depth - 1)
-    kinds = [
-        f"({inner} + {rng.choice([1, 3, 5, 13, 18, 'n'])})",
-        f"{inner} % {rng.choice([2, 3, 4, 6, 24])}",
-        f"({inner}) // {rng.choice([2, 3, 4, 6])}",
-        f"({inner}) * {rng.choice([1, 2, 4])} + {random_index(rng, depth - 1)}",
-    ]
-    return f"({rng.choice(kinds)})"
+LOOPS = ("t", "t", "v")  # their variables, below 24 and below 4
+DIVISORS = (2, 3, 4, 6, 24)
+ADDED = (1, 3, 5, 13, 18, "n")  # a parameter, n, too
 
 
 def source(rows: list[str], columns: list[str]) -> str:
@@ -65,7 +55,9 @@ KNOWN = (["(t // 6 + 3)", "(t + 5) // 4", "(t + n)"], ["(t % 6 * 4 + v + 13)", "
 @pytest.mark.parametrize("seed", [None, 6, 23])
 def test_elements_are_those_that_are_asked_for(seed: int | None) -> None:
     rng = random.Random(seed)
-    drawn = [[random_index(rng, rng.randint(1, 4)) for _ in range(COUNT)] for _ in range(2)]
+    drawn = [
+        [random_index(rng, rng.randint(1, 4), LOOPS, ADDED, (2, 3, 4, 6, 24)) for _ in range(COUNT)] for _ in range(2)
+    ]
     rows, columns = KNOWN if seed is None else drawn
     func = tvm.script.from_source(source(rows, columns), {"T": T})
     assert error(func, rows, columns) == 0

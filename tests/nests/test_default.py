@@ -63,6 +63,9 @@ CASES = {
         lambda emit, a, w, b: op.nn.gelu(emit(op.add(emit(op.matmul(a, emit(op.permute_dims(w)))), b))),
         (65, 130), (96, 130), (96,),
     ),
+    "product, columns of zeros behind": (
+        lambda emit, a, b: op.nn.pad(emit(op.matmul(a, b)), [0, 3, 0, 16]), (17, 32), (32, 48),
+    ),
     "one row": (lambda emit, a, b: op.matmul(a, b), (1, 300), (300, 500)),
     "batched product": (lambda emit, a, b: op.matmul(a, b), (6, 40, 24), (6, 24, 41)),
     "convolution": (

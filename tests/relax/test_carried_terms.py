@@ -12,7 +12,7 @@ from tvm.relax.frontend import nn
 import tvm_axe as axe
 from tvm_axe.analysis.accesses import leaf_blocks
 from tvm_axe.analysis.partials import carries_terms
-from tvm_axe.relax import choosing
+from tvm_axe.relax import tradeoffs
 
 EXPERTS, ROWS, WIDTH, INNER = 4, 16, 32, 24
 
@@ -37,8 +37,8 @@ def test_what_experts_leave_is_summed_before_it_is_moved(
     devices: int, workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three devices don't divide four experts, so that each has a part of all."""
-    monkeypatch.setattr(choosing, "TOLLS", (1 << 20,))
-    monkeypatch.setattr(choosing, "NEAR", 100.0)
+    monkeypatch.setattr(tradeoffs, "TOLLS", (1 << 20,))
+    monkeypatch.setattr(tradeoffs, "NEAR", 100.0)
     spec = {"x": nn.spec.Tensor([ROWS, WIDTH], "float32"), "share": nn.spec.Tensor([EXPERTS, ROWS, 1], "float32")}
     model, _ = Experts().export_tvm({"main": spec})  # type: ignore[attr-defined]
     exe: Any = axe.compile(model, mesh={"tp": devices}, pins={"down": 1}, work_dir=None, keep=False)

@@ -144,3 +144,21 @@ def test_a_norm_of_another_dimension_stays() -> None:
     module, want = net.module(across)
     assert with_convolutions(module)["main"].script().count("batch_norm") == 1
     net.check(module, want)
+
+
+@pytest.mark.parametrize("name", ["permute_dims", "squeeze", "stack"])
+def test_dimensions_counted_from_the_back(name: str) -> None:
+    """Upstream's pass takes them for others, or runs out of memory."""
+    net = Net((2, 8, 6, 6), seed=6)
+
+    def counted(net: Net, x):
+        (data, want), op, emit = net.conv(net.conv(x, 8), 4), relax.op, net.builder.emit
+        if name == "permute_dims":
+            return emit(op.permute_dims(data, [0, -1, -3, -2])), want.transpose(0, 3, 1, 2)
+        if name == "squeeze":
+            return emit(op.squeeze(emit(op.expand_dims(data, 1)), [-4])), want
+        return emit(op.stack([data, emit(op.nn.relu(data))], -2)), np.stack([want, np.maximum(want, 0)], -2)
+
+    module, want = net.module(counted)
+    assert with_convolutions(module)["main"].script().count('data_layout="NHWC"') == 2
+    net.check(module, want)

@@ -26,7 +26,7 @@ from tvm_axe.meta import tune
 from tvm_axe.nests.forms import forms_of
 from tvm_axe.records import apply_best
 from tvm_axe.records.devices import on_first_device
-from tvm_axe.relax import choosing, fusing, share_model
+from tvm_axe.relax import fusing, share_model, tradeoffs
 
 sys.path += [str(Path(__file__).parents[1] / "collective"), str(Path(__file__).parent)]
 import apart
@@ -217,7 +217,7 @@ def test_it_is_said_which_form_runs_and_why(monkeypatch):
     shown = axe.compile(models.encoder(1, 256, 4, 1024, 64), mesh=axe.Mesh({"tp": 2}), work_dir=None).show()
     assert "where devices meet, in 12 kernels" in shown
     assert "reduce-scatter of lv4 and all-gather of layer_norm: in the kernel lv4_taken_fused_add_add2_lay" in shown
-    monkeypatch.setattr(choosing, "NEAR", 1.0)  # the fastest moves more
+    monkeypatch.setattr(tradeoffs, "NEAR", 1.0)  # the fastest moves more
     shown = axe.compile(models.experts(64, 128, 8, 64), mesh=axe.Mesh({"tp": 4}), work_dir=None).show()
     assert "all_to_all: the engine's collective, as no kernel has a part of it" in shown
 

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.relax.frontend import nn
 
 import tvm_axe as axe
-from tvm_axe.lower.tiles import with_default_kernels
+from tvm_axe.lower.defaults import with_default_kernels
 from tvm_axe.machines import resolve_target
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.relax.kernels import with_kernels

@@ -16,7 +16,8 @@ import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.tree import has_threads
-from tvm_axe.lower.tiles import with_default_kernels, with_tile_kernels
+from tvm_axe.lower.defaults import with_default_kernels
+from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines import builder, resolve_target
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.nests.default import with_default_schedules

@@ -60,3 +60,20 @@ def test_what_differs_between_rows_keeps_a_reshape_in_front():
         builder.emit_func_output(out)
     mod = builder.get()
     tvm.ir.assert_structural_equal(simplified(mod)["main"], mod["main"], map_free_vars=True)
+
+
+def test_a_product_by_what_is_the_same_under_two_names():
+    """Importers broadcast the operands of batched products; upstream's patterns don't see through a second name."""
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((3, 5, 8), "float32")) for name in "xy")
+    emit = builder.emit
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            turned = emit(relax.op.permute_dims(y, [0, 2, 1]))
+            same = [emit(relax.op.broadcast_to(v, s)) for v, s in ((x, (3, 5, 8)), (turned, (3, 8, 5)))]
+            out = builder.emit_output(relax.op.matmul(*same))
+        builder.emit_func_output(out)
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((3, 5, 8), dtype="float32") for _ in "xy")
+    got = axe.compile(builder.get(), target=TARGET, work_dir=None)(a, b)
+    np.testing.assert_allclose(got, a @ b.transpose(0, 2, 1), rtol=1e-5, atol=1e-5)

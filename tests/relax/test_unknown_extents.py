@@ -101,3 +101,21 @@ def test_bad_values_are_refused(values, said, tmp_path):
         axe.compile(_bound("n"), target=TARGET, work_dir=None, values=values)
     with pytest.raises(InputError, match=said):
         axe.tune(_bound("n"), target=TARGET, trials=1, work_dir=tmp_path, values=values)
+
+
+def test_sums_along_an_unknown_extent_in_a_model_with_constant_weights():
+    """Upstream writes a scan with layouts of its extents; positions of a padded batch are made so."""
+    builder, emit = relax.BlockBuilder(), relax.op
+    batch, tokens = tvm.tirx.Var("b", "int64"), tvm.tirx.Var("t", "int64")
+    mask = relax.Var("mask", relax.TensorType((batch, tokens), "int64"))
+    weight = np.random.default_rng(3).standard_normal((1, 8), dtype="float32")
+    with builder.function("main", [mask]):
+        with builder.dataflow():
+            places = builder.emit(emit.astype(builder.emit(emit.cumsum(mask, -1)), "float32"))
+            out = builder.emit(emit.matmul(builder.emit(emit.expand_dims(places, -1)), relax.const(weight)))
+            out = builder.emit_output(out)
+        builder.emit_func_output(out)
+    exe = axe.compile(builder.get(), target=TARGET, work_dir=None)
+    for shape in ((3, 4), (1, 9)):
+        given = np.random.default_rng(4).integers(0, 2, shape)
+        np.testing.assert_allclose(exe(given), given.cumsum(-1)[..., None] * weight, rtol=1e-5)

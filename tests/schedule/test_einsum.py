@@ -8,7 +8,8 @@ from tvm.script import from_source
 from tvm.script import tirx as T
 
 from tvm_axe.errors import ScheduleError
-from tvm_axe.lower.tiles import with_default_kernels, with_tile_kernels
+from tvm_axe.lower.defaults import with_default_kernels
+from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines import backend_of, resolve_target
 from tvm_axe.schedule import tile_kernel
 from tvm_axe.schedule.einsum import einsum_of

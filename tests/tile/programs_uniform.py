@@ -282,7 +282,7 @@ def unlike(m: int, n: int) -> tirx.PrimFunc:
 def coalesced(shape: tuple[int, ...], vector: int, threads: int):
     from tvm_axe.tile.targets.cuda.fragments.infer import coalesced as layout
 
-    return layout(shape, vector, threads)
+    return layout(shape, vector, threads)[0]
 
 
 def reused(n: int) -> tirx.PrimFunc:

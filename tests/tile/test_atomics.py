@@ -9,6 +9,7 @@ import pytest
 import tvm
 import tvm_ffi
 from interpreter import interpret
+from on_host import run
 from tvm import tirx
 from tvm.error import DiagnosticError
 from tvm.script import tirx as T
@@ -50,6 +51,77 @@ def joining_{kind}_{dtype}(
     return tvm.script.from_source(source, extra_vars={"tile": tile, "T": T})
 
 
+def in_shared(kind: str, dtype: str) -> tirx.PrimFunc:
+    """Two blocks join values with a tile of their own, at places that are data, then with each other's."""
+    source = f"""@T.prim_func
+def in_shared_{kind}_{dtype}(
+    X: T.Buffer((2048,), "int32"), A: T.Buffer((2048,), "{dtype}"), Y: T.Buffer((2, 50), "{dtype}"),
+    H: T.Buffer((50,), "{dtype}"),
+):
+    with tile.kernel(2, threads=64) as b:
+        own = tile.shared((50,), "{dtype}")
+        row = tile.fragment((50,), "{dtype}")
+        with tile.parallel(50) as i:
+            own[i] = A[i]
+        for k in range(2):
+            with tile.parallel(512) as i:
+                if X[i] < 40:
+                    tile.atomic_{kind}(A[b * 1024 + k * 512 + i], own[X[b * 1024 + k * 512 + i]])
+        tile.copy(A[50:100], row)
+        tile.atomic_{kind}(row, own)
+        tile.copy(own, Y[b, 0])
+        tile.atomic_{kind}(own, H)
+"""
+    return tvm.script.from_source(source, extra_vars={"tile": tile, "T": T})
+
+
+def given(kind: str, dtype: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Arguments of `in_shared`, and what is expected of the last two."""
+    rng, join = np.random.default_rng(len(kind + dtype)), KINDS[kind]
+    low = 0 if dtype.startswith("u") else -3
+    x = rng.integers(0, 50, 2048).astype("int32")
+    a = (rng.integers(low, 4, 2048) * (rng.random(2048) < 0.1)).astype(dtype)
+    wide = a.astype("float64")
+    y, h = np.tile(wide[:50], (2, 1)), np.zeros(50)
+    for block in range(2):
+        part = slice(block * 1024, block * 1024 + 1024)
+        some = np.tile(x[:512] < 40, 2)
+        join.at(y[block], x[part][some], wide[part][some])
+        y[block] = join(y[block], wide[50:100])
+        h = join(h, y[block])
+    return [x, a, np.full((2, 50), 77, dtype), np.zeros(50, dtype)], [y, h]
+
+
+def judged_in_shared(kind: str, dtype: str, target: str, store: Cache) -> None:
+    arrays, wants = given(kind, dtype)
+    tile.compile(in_shared(kind, dtype), target, store)(*arrays)
+    for found, want in zip(arrays[2:], wants):
+        np.testing.assert_array_equal(found.astype("float64"), want)
+
+
+@pytest.mark.parametrize("kind, dtype", [("add", "int32"), ("max", "bfloat16"), ("min", "float32")])
+def test_in_shared_memory_on_a_cpu_and_in_the_interpreter(tmp_path, kind, dtype):
+    judged_in_shared(kind, dtype, "llvm", Cache(tmp_path))
+    arrays, wants = given(kind, dtype)
+    for found, want in zip(interpret(in_shared(kind, dtype), *arrays)[2:], wants):
+        np.testing.assert_array_equal(found, want)
+
+
+def test_in_shared_memory_in_the_source_for_cuda(tmp_path):
+    arrays, wants = given("add", "int32")
+    source = tile.compile(in_shared("add", "int32"), "cuda:sm_80", Cache(tmp_path)).source
+    run(source, 2, dict(zip("XAYH", arrays)), tmp_path)
+    for found, want in zip(arrays[2:], wants):
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ATOMIC)
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_shared_memory_on_a_gpu(cuda, tmp_path, kind, dtype):
+    judged_in_shared(kind, dtype, "cuda", Cache(tmp_path))
+
+
 def judged(kind: str, dtype: str, target: str, store: Cache) -> None:
     rng = np.random.default_rng(len(kind + dtype))
     few = dtype in ("float16", "bfloat16") and kind == "add"  # sums up to 256 are exact in bfloat16
@@ -84,6 +156,7 @@ def test_on_cuda_all_of_them_compile(tmp_path, target):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc on PATH")
     programs = [joining(kind, dtype) for kind in KINDS for dtype in ATOMIC]
+    programs += [in_shared(kind, dtype) for kind in KINDS for dtype in ("int32", "float16", "bfloat16")]
     assert len(tile.compile_all(programs, target, Cache(tmp_path))) == len(programs)
 
 
@@ -161,11 +234,16 @@ REFUSED = {
         f"        tile.atomic_add(a, H[0])\n{IN}            tile.atomic_max(1, H[i])\n",
         "by add, and `parallel 16 into H` by another; .* valid is one of add, max and min",
     ),
-    "on chip": (
-        f"{IN}            tile.atomic_add(1, s[a[i]])\n",
-        "atomically into shared s.*; valid is a tensor in",
+    "in registers": (
+        f"{IN}            tile.atomic_add(1, a[s[i]])\n",
+        "atomically into fragment a.*; valid are a tensor in global memory and a tile.shared",
     ),
-    "a tile on chip": ("        tile.atomic_add(a, s)\n", "atomically into shared s"),
+    "a tensor on chip": ("        tile.atomic_add(A, s)\n", "into shared s.*, from a tensor; valid is a tile.fragment"),
+    "a read on chip": (f"{IN}            tile.atomic_add(s[i], s[a[i]])\n", "valid is a `parallel` of its own before"),
+    "two kinds on chip": (
+        f"{IN}            tile.atomic_add(1, s[a[i]])\n            tile.atomic_max(1, s[i])\n",
+        "joins values with shared s.* by .* by another",
+    ),
     "outside": (f"{IN}            tile.atomic_add(1, H[i + 1])\n", "is element 16 of dimension 0 of global H"),
 }
 

@@ -50,3 +50,36 @@ def test_loops_and_other_values_are_as_in_python():
 def test_planned_for_gpus():
     for target in ("cuda:sm_90a", "cuda:sm_80"):
         tile.lower(smoothed, target)
+
+
+@T.prim_func
+def followed(X: T.Buffer((77,), "float32"), at: T.Buffer((77,), "int32"), Y: T.Buffer((77,), "float32")):
+    with tile.kernel(1):
+        x = tile.fragment((77,), "float32")
+        y = tile.fragment((77,), "float32")
+        tile.copy(X, x)
+        with tile.parallel(77) as i:
+            m = x[i]
+            for k in range(9):
+                m = T.if_then_else(x[i] > m + T.cast(k - 5, "float32"), x[i], m / 2)
+            y[i] = m
+        tile.copy(y, Y)
+        with tile.parallel(77) as i:  # point by point, as it is no place of a vector's
+            m = Y[i]
+            for k in range(9):
+                m = T.if_then_else(at[i] > k, X[at[i] - k] - m, m * 0.5)
+            y[i] = m
+        tile.copy(y, Y)
+
+
+def test_many_choices_that_follow_from_one_another():
+    rng = np.random.default_rng(2)
+    x, at = normal(rng, 77), rng.integers(0, 77, 77).astype("int32")
+    agree(followed, x, at, poison(77), bounds=(False, True))
+    wide = x.astype("float64")
+    want = wide
+    for k in range(9):
+        want = np.where(wide > want + k - 5, wide, want / 2)
+    for k in range(9):
+        want = np.where(at > k, wide[np.maximum(at - k, 0)] - want, want * 0.5)
+    np.testing.assert_allclose(run(followed, x, at, poison(77))[2], want, rtol=1e-4, atol=1e-5)

@@ -38,6 +38,11 @@ def test_what_was_made_is_not_made_again(store):
     assert store.get("b") is None
 
 
+def test_a_folder_may_be_named_by_a_string(tmp_path):
+    Cache(str(tmp_path / "named")).put("a", b"something")
+    assert Cache(tmp_path / "named").get("a") == b"something"
+
+
 def test_keys_tell_apart_what_differs():
     assert key("a", "b") == key("a", b"b")
     assert len({key("ab"), key("a", "b"), key("b", "a"), key("", "ab"), key("ab", "")}) == 5

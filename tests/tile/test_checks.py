@@ -222,7 +222,7 @@ def test_copy_atomic_on_chip():
             a = tile.shared((32,), "float32")
             tile.copy(A[0], a, atomic="add")
 
-    refused(func, "atomically into shared a", "valid is a tensor in global memory")
+    refused(func, "atomically into shared a", "valid is a tile.fragment between them")
 
 
 def test_region_of_a_tile():

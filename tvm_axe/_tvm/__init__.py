@@ -37,6 +37,7 @@ from tvm_axe._tvm.relax import (
     relax_lowering,
     split_preproc,
     with_kernels_built,
+    without_layouts_of_unknown_extents,
 )
 from tvm_axe._tvm.rocm import build_rocm, intrinsic_name
 from tvm_axe._tvm.rpc import (
@@ -52,8 +53,10 @@ from tvm_axe._tvm.structural import (
     constant_bytes,
     content,
     is_plain_context,
+    is_zero,
     load_json,
     structural_map,
+    variables_of,
     without_places,
 )
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
@@ -124,6 +127,7 @@ __all__ = [
     "is_plain_context",
     "is_unsaid",
     "is_valid_cpu",
+    "is_zero",
     "iter_map",
     "legalize_ops",
     "load_json",
@@ -164,11 +168,13 @@ __all__ = [
     "tensor_argument",
     "tune_context",
     "use_threads",
+    "variables_of",
     "warpgroup_layout",
     "why_refused",
     "widened",
     "with_kernels_built",
     "with_name",
+    "without_layouts_of_unknown_extents",
     "without_places",
     "workload_hash",
 ]

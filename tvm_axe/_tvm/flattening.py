@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import detect_iter_map
 
-from tvm_axe._tvm.structural import body_pass, structural_map
+from tvm_axe._tvm.structural import body_pass, is_zero, structural_map, variables_of
 
 __all__ = ["iter_map", "keep_sums"]
 
@@ -78,8 +78,8 @@ def _divides_sum(division: Any, loops: set[tirx.Var], moving: set[tirx.Var]) -> 
     if not str(division.a.ty.dtype).startswith("int"):
         return False
     terms = _terms(division.a)
-    used = [_variables(term) for term in terms]
-    apart = any(not names & loops and not _is_zero(term) for term, names in zip(terms, used))
+    used = [variables_of(term) for term in terms]
+    apart = any(not names & loops and not is_zero(term) for term, names in zip(terms, used))
     return len(terms) > 1 and apart and any(names & (loops | moving) for names in used)
 
 
@@ -104,15 +104,3 @@ def _terms(value: Any) -> list[Any]:
     if isinstance(value, tirx.Mul) and isinstance(value.b, tirx.IntImm):
         return _terms(value.a)
     return [value]
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0
-
-
-def _variables(value: Any) -> set[tirx.Var]:
-    found: set[tirx.Var] = set()
-    if isinstance(value, tirx.Var):
-        return {value}
-    tvm_ffi.structural_walk(value, (tirx.Var, found.add))
-    return found

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 
+import tvm_ffi
 from tvm import ir, relax, runtime, s_tir, tirx, topi
 from tvm.ir import IRModule
 from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
@@ -93,6 +94,33 @@ def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not isinstance(value, float) or math.isfinite(value) or not isinstance(shape, relax.ShapeExpr):
         return call.op.get_attr("FLegalize")(builder, call)
     return builder.call_te(topi.full, shape.values, str(call.ty.dtype), value, primfunc_name_hint="full")
+
+
+def without_layouts_of_unknown_extents(mod: IRModule) -> IRModule:
+    """The module with no layout of a parameter that says no more than its extents, where these aren't known.
+
+    Upstream's copies of a function, as `AttachAttrLayoutFreeBuffers` makes them, have extents of their own, but such a
+    layout keeps the old ones, and no code can be made of it. Scans are written with them.
+    """
+    found = mod.clone()
+    for variable, func in mod.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            plain = {param: other for param in func.params if (other := _without_layout(param)) is not None}
+            if plain:
+                body = structural_map(func.body, (tirx.Var, lambda var, plain=plain: plain.get(var, var)))
+                params = [plain.get(param, param) for param in func.params]
+                found[variable] = tirx.PrimFunc(params, body, func.ret_type, func.attrs)
+    return found
+
+
+def _without_layout(param: tirx.Var) -> tirx.Var | None:
+    layout, shape = getattr(param.ty, "layout", None), getattr(param.ty, "shape", ())
+    if layout is None or all(isinstance(extent, tirx.IntImm) for extent in shape):
+        return None
+    default = tirx.decl_buffer(shape, str(param.ty.dtype), param.name)
+    if not tvm_ffi.structural_equal(default.ty, param.ty, map_free_vars=False):
+        return None
+    return tirx.decl_buffer(shape, str(param.ty.dtype), param.name, layout=None)
 
 
 def is_building() -> bool:

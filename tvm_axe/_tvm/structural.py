@@ -105,3 +105,17 @@ def is_plain_context() -> bool:
 
 def _listed(value: Any) -> Any:
     return value if isinstance(value, int) else list(value.items() if hasattr(value, "items") else value)
+
+
+def variables_of(expr: object) -> set[tirx.Var]:
+    """Return the variables that occur in `expr`."""
+    if isinstance(expr, tirx.Var):
+        return {expr}
+    found: set[tirx.Var] = set()
+    tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
+    return found
+
+
+def is_zero(value: object) -> bool:
+    """Return whether an expression is the number 0, of whatever type."""
+    return isinstance(value, tirx.IntImm | tirx.FloatImm) and value.value == 0

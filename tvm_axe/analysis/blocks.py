@@ -12,7 +12,8 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer, IterMark, IterSumExpr
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import alike, loads_in, variables_of
+from tvm_axe.analysis.expressions import alike, is_zero, loads_in, variables_of
+from tvm_axe.analysis.sizes import are_same
 from tvm_axe.analysis.values import points, values
 
 __all__ = [
@@ -117,6 +118,8 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
 
     False also where that can't be seen, as of a mask that relates two iterators.
     """
+    if _are_loops(realize, loops):  # of whatever extents
+        return True
     found = _tvm.iter_map(list(realize.iter_values), ranges_of(loops), realize.predicate)
     if len(found) != len(realize.block.iter_vars):
         return False
@@ -131,6 +134,18 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
         if int(total.base) != 0 or len(extents) != len(total.args) or (extents or [1]) != [int(iv.dom.extent)]:
             return False
     return True
+
+
+def _are_loops(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
+    """Return whether each iterator is all of a loop by itself, or has one value."""
+    left = {loop.loop_var: loop for loop in loops}
+    for iv, value in zip(realize.block.iter_vars, realize.iter_values):
+        loop = left.pop(value, None) if isinstance(value, tirx.Var) else None
+        if not is_zero(iv.dom.min) or not is_zero(value if loop is None else loop.min):
+            return False
+        if not are_same([iv.dom.extent], [1 if loop is None else loop.extent]):
+            return False
+    return isinstance(realize.predicate, tirx.IntImm) and bool(realize.predicate)
 
 
 def _leaps(mark: IterMark) -> bool:

@@ -8,6 +8,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
+from tvm_axe._tvm import is_zero, variables_of
 
 __all__ = [
     "alike",
@@ -31,15 +32,6 @@ def uses(expr: object, var: tirx.Var) -> bool:
     return bool(found)
 
 
-def variables_of(expr: object) -> set[tirx.Var]:
-    """Return the variables that occur in `expr`."""
-    if isinstance(expr, tirx.Var):
-        return {expr}
-    found: set[tirx.Var] = set()
-    tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
-    return found
-
-
 def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
     """Return `value` with variables replaced."""
     return _tvm.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))
@@ -55,11 +47,6 @@ def loads_in(part: object) -> list[ir.TensorLoad]:
     found: list[ir.TensorLoad] = []
     tvm_ffi.structural_walk(part, (ir.TensorLoad, found.append))
     return found
-
-
-def is_zero(value: object) -> bool:
-    """Return whether an expression is the number 0, of whatever type."""
-    return isinstance(value, tirx.IntImm | tirx.FloatImm) and value.value == 0
 
 
 def is_choice(expr: object) -> bool:

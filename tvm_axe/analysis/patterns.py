@@ -18,6 +18,7 @@ __all__ = [
     "added",
     "factors_of",
     "folded",
+    "goes_on_with",
     "is_copy",
     "is_move",
     "is_pointwise",
@@ -171,6 +172,18 @@ def is_move(block: s_tir.SBlock) -> bool:
 def is_pointwise(block: s_tir.SBlock) -> bool:
     """Return whether the block computes each element of its one buffer once, by itself; a copy does, too."""
     return pattern_of(block) in (Pattern.COPY, Pattern.POINTWISE)
+
+
+def goes_on_with(block: s_tir.SBlock, buffer: tirx.Buffer) -> bool:
+    """Return whether a block is pointwise and goes on with each element of a buffer, which it reads there alone.
+
+    A padding or a concatenation behind what it begins with reads it so too, but has more elements.
+    """
+    return (
+        is_pointwise(block)
+        and alike(block.body.buffer.shape, buffer.shape)
+        and all(alike(load.indices, block.body.indices) for load in loads_of(block, buffer))
+    )
 
 
 def shift_of(block: s_tir.SBlock) -> int | None:

@@ -10,16 +10,31 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from tvm import tirx
+from tvm_ffi import structural_equal
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import values
 
-__all__ = ["Sizes", "at_sizes", "is_symbolic", "number", "size_variables", "unknown_extents"]
+__all__ = [
+    "Extent",
+    "Sizes",
+    "are_same",
+    "at_sizes",
+    "is_symbolic",
+    "number",
+    "sides",
+    "size_variables",
+    "unknown_extents",
+]
+
+Extent: TypeAlias = "int | tirx.Expr"
+"""An extent: a number, or an expression where it isn't known."""
 
 Sizes = Mapping[tirx.Var, int]
 """The values of variables that extents are counted in."""
@@ -30,6 +45,19 @@ _FOLDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min,
 def is_symbolic(extent: object) -> bool:
     """Return whether an extent isn't a number."""
     return not isinstance(extent, int | tirx.IntImm)
+
+
+def sides(shape: Sequence[Extent]) -> list[Extent]:
+    """Return a shape's extents: numbers, and expressions where they aren't known."""
+    return [int(extent) if isinstance(extent, int | tirx.IntImm) else extent for extent in shape]
+
+
+def are_same(some: Sequence[Extent], others: Sequence[Extent]) -> bool:
+    """Return whether two shapes have the same extents, as they are written."""
+    return len(some) == len(others) and all(
+        one == other if isinstance(one, int) and isinstance(other, int) else structural_equal(one, other)
+        for one, other in zip(sides(some), sides(others))
+    )
 
 
 def number(extent: tirx.Expr, sizes: Sizes) -> int | None:

@@ -7,8 +7,7 @@ right before that is stored.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,88 +22,23 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL, PROGRAM, WAITS
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
-from tvm_axe.analysis.patterns import is_pointwise
-from tvm_axe.analysis.sizes import unknown_extents
-from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
+from tvm_axe.analysis.sizes import are_same, sides, unknown_extents
+from tvm_axe.analysis.tree import with_functions
 from tvm_axe.errors import InputError, LowerError, ScheduleError, TileError
 from tvm_axe.layout.dtypes import dtype_bits
-from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import called_by
-from tvm_axe.schedule import TILE, tile_kernel
+from tvm_axe.schedule import TILE
 from tvm_axe.schedule.einsum import Einsum
-from tvm_axe.schedule.offers import Offer, is_worth, offers, preferred
+from tvm_axe.schedule.product import Product
 from tvm_axe.schedule.tiles import AnyProduct, Choice, choice_of, has_choice, kernel_for, problem_of, product_in
 from tvm_axe.tile import lowering
-from tvm_axe.tile.backend import TileBackend, tile_backend_of
+from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
-from tvm_axe.tile.kernels import KERNELS, Recipe, compiles
+from tvm_axe.tile.kernels import KERNELS, Recipe
+from tvm_axe.tile.kernels.kernel import has_variables
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 from tvm_axe.tile.tunable import knobs_in, program_of
-
-
-def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[str] = ()) -> tvm.IRModule:
-    """The module whose products choose tile kernels with their defaults, where the target wants that.
-
-    It does of functions that nobody scheduled, if their blocks are products that a kernel computes and these products'
-    epilogues; others stay as they are.
-
-    Parameters
-    ----------
-    mod : IRModule
-        Functions.
-    target : Target
-        Resolved.
-    tuned : collection of str
-        The names of functions that are as a record has them.
-    """
-    backend = backend_of(target)
-    if not (isinstance(backend, TileBackend) and backend.by_default):
-        return mod
-    found = {
-        variable: chosen
-        for variable, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned
-        for chosen in [_with_defaults(func, target)]
-        if chosen is not None
-    }
-    return with_functions(mod, found)
-
-
-def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """The function with a kernel for each of its products; None if that isn't all it does, or somebody scheduled it."""
-    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func) or KERNEL in (func.attrs or {}):
-        return None
-    buffers = [*(param for param in func.params if tirx.is_buffer_var(param)), *func.body.block.alloc_buffers]
-    if any(len(buffer.strides) for buffer in buffers):
-        return None
-    nested = [block for nest in statements(func.body.block.body) for block in nested_blocks(nest)]
-    if not all(covers(block.realize, block.loops) for block in nested):
-        return None
-    sch = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
-    _join_pointwise(sch)
-    blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    names = {str(sch.get(block).name_hint) for block in blocks}
-    chosen: dict[str, Offer] = {}
-    for offer in preferred(offers(sch, target), target):
-        if offer.block not in chosen and is_worth(offer) and compiles(offer.kernel, target, offer.problem):
-            chosen[offer.block] = offer
-    if not chosen or names != {name for offer in chosen.values() for name in (offer.block, offer.epilogue) if name}:
-        return None
-    for offer in chosen.values():
-        epilogue = None if offer.epilogue is None else sch.get_sblock(offer.epilogue)
-        tile_kernel(sch, sch.get_sblock(offer.block), offer.kernel, epilogue)
-    return sch.mod["main"]
-
-
-def _join_pointwise(sch: s_tir.Schedule) -> None:
-    """Inline pointwise blocks into those that read them, if all are pointwise: one epilogue is left of several."""
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        stmt, readers = sch.get(block), sch.get_consumers(block)
-        if is_pointwise(stmt) and readers and all(is_pointwise(sch.get(reader)) for reader in readers):
-            # A parameter that is read again stays, and so does what is written elsewhere than it is read.
-            with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):
-                sch.compute_inline(block)
 
 
 def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
@@ -177,10 +111,7 @@ class _Rewriter:
         elif KERNEL in self.attrs:
             done = self._whole()
         else:
-            nests = statements(self.root.body)
-            done = [
-                stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])
-            ]
+            done = self._nests(self.root.body)
         body = _in_order(done)
         buffers = [buffer for buffer in self.root.alloc_buffers if uses(body, buffer)] + self.scratch
         params = list(self.func.params)
@@ -240,6 +171,17 @@ class _Rewriter:
         extent = dict(extents)[problem[fewer.extent]]
         return [tirx.IfThenElse(extent <= fewer.most, _in_order(few), _in_order(many))]
 
+    def _nests(self, body: tirx.Stmt) -> list[tirx.Stmt]:
+        """What becomes of nests, and of those that are run for some numbers of rows."""
+        nests, done = statements(body), list[tirx.Stmt]()
+        for nest in nests:
+            if isinstance(nest, tirx.IfThenElse) and has_choice(nest):
+                few, many = (_in_order(self._nests(branch)) for branch in (nest.then_case, nest.else_case))
+                done.append(tirx.IfThenElse(nest.condition, few, many))
+            else:
+                done += self._nest(nest, [other for other in nests if other is not nest])
+        return done
+
     def _nest(self, nest: tirx.Stmt, others: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
         blocks = nested_blocks(nest)
         chosen = [block for block in blocks if TILE in block.block.annotations]
@@ -278,7 +220,10 @@ class _Rewriter:
         if epilogue is not None:
             given |= epilogue.inputs
         scalars = product.scalars if isinstance(product, Einsum) else {}
-        return self._recipe(recipe, given, scalars, str(main.block.name_hint))
+        extents = {}
+        if isinstance(product, Product) and has_variables(problem):
+            extents = {problem["m"]: tirx.convert(product.height)}
+        return self._recipe(recipe, given, scalars, str(main.block.name_hint), extents)
 
     def _epilogue(
         self, product: AnyProduct, others: Sequence[NestedBlock], nests: Sequence[tirx.Stmt]
@@ -382,9 +327,9 @@ def lowered_on(
 
 def _seen_as(buffer: tirx.Buffer, shape: Sequence[int | tirx.Expr], dtype: str, before: list[tirx.Stmt]) -> tirx.Buffer:
     """The buffer as one of that shape and type, of as many bytes; what declares it is put into `before`."""
-    own = [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in buffer.shape]
+    own = sides(buffer.shape)
     is_same = str(buffer.dtype) == dtype
-    alike = is_same and len(own) == len(shape) and all(map(structural_equal, own, shape))
+    alike = is_same and are_same(own, shape)
     known = all(isinstance(extent, int) for extent in (*own, *shape))
     if known:
         fits = prod(own) * dtype_bits(str(buffer.dtype)) == prod(shape) * dtype_bits(dtype)

@@ -52,14 +52,14 @@ class Cache:
 
     Parameters
     ----------
-    folder : Path, optional
+    folder : Path or str, optional
         Where it is; made at the first `put`. See the module for the default.
     limit : int
         Bytes that it may hold.
     """
 
-    def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
-        self.folder = default_folder() if folder is None else folder
+    def __init__(self, folder: Path | str | None = None, limit: int = LIMIT) -> None:
+        self.folder = default_folder() if folder is None else Path(folder)
         self.limit = limit
 
     def get_or_make(self, name: str, make: Callable[[], bytes], most: int | None = None) -> bytes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.analysis.expressions import alike
-from tvm_axe.analysis.patterns import is_pointwise, loads_of
+from tvm_axe.analysis.patterns import goes_on_with, is_pointwise
 from tvm_axe.schedule import query
 
 __all__ = ["epilogue", "inline_made", "producer_of"]
@@ -43,12 +42,10 @@ def epilogue(sch: s_tir.Schedule, block: SBlockRV) -> list[SBlockRV]:
 def _follows(sch: s_tir.Schedule, reader: SBlockRV, last: SBlockRV) -> bool:
     """Whether `reader` can go on with each element as `last` leaves it, and needs no other block for that."""
     buffer, stmt = sch.get(last).body.buffer, sch.get(reader)
-    if query.is_parameter(sch, buffer) or not is_pointwise(stmt) or len(stmt.body.indices) != len(stmt.iter_vars):
+    if query.is_parameter(sch, buffer) or not goes_on_with(stmt, buffer):
         return False
     # `reverse_compute_at` wants all of a block's producers in the nest.
-    return len(sch.get_producers(reader)) == 1 and all(
-        alike(load.indices, stmt.body.indices) for load in loads_of(stmt, buffer)
-    )
+    return len(stmt.body.indices) == len(stmt.iter_vars) and len(sch.get_producers(reader)) == 1
 
 
 def producer_of(sch: s_tir.Schedule, block: SBlockRV, buffer: str) -> SBlockRV | None:

@@ -26,7 +26,7 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.blocks import nested_blocks, statements, unused_name
+from tvm_axe.analysis.blocks import unused_name
 from tvm_axe.analysis.expressions import substitute
 from tvm_axe.analysis.sizes import Sizes, at_sizes, number, unknown_extents
 from tvm_axe.defaults import VALUES
@@ -35,10 +35,12 @@ from tvm_axe.machines import backend_of
 from tvm_axe.nests.contraction import find_contractions
 from tvm_axe.nests.default import RANGES, by_blocks, in_order, is_unscheduled, with_cores_for
 from tvm_axe.nests.forms import Change, forms_of, possible
+from tvm_axe.nests.kernel_ranges import with_kernels_by_rows
+from tvm_axe.nests.merging import merged, parts, told
 from tvm_axe.nests.recorded import as_recorded, tiles_of
 from tvm_axe.nests.tiles import Tile
 from tvm_axe.records.apply import records_of
-from tvm_axe.records.packing import LAYOUT_FREE, PREPROC
+from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.records.record import Record
 
 __all__ = ["Values", "check_values", "names_of", "ranges_of", "specialized", "values_of", "with_ranges"]
@@ -58,14 +60,16 @@ def with_ranges(
     tuned: Collection[str] = (),
     work_dir: str | Path | None = None,
 ) -> tuple[tvm.IRModule, dict[str, float]]:
-    """The module with a schedule for each of its functions of unknown extents that nobody scheduled, on a CPU.
+    """The module with a schedule for each of its functions of unknown extents that nobody scheduled.
+
+    On a GPU those that are products take tile kernels (`tvm_axe.nests.kernel_ranges`), others upstream's rules.
 
     Parameters
     ----------
     mod : IRModule
         Functions.
     target : Target
-        Resolved; on a GPU nothing is done.
+        Resolved.
     values : mapping, optional
         Representatives of the variables, by name; `tvm_axe.defaults.VALUES` of those that it leaves out.
     tuned : collection of str
@@ -80,9 +84,9 @@ def with_ranges(
     seconds : dict
         The recorded time of each function at a value, such as ``"matmul, n = 16"``.
     """
-    if not backend_of(target).on_host:
-        return mod, {}
     check_values(values or {}, names_of(mod.functions.values()))
+    if not backend_of(target).on_host:
+        return with_kernels_by_rows(mod, target, values or {}, tuned), {}
     functions = {
         variable: _Unknown.of(func, values)
         for variable, func in mod.functions_items()
@@ -225,11 +229,9 @@ def _ranged(
         each for each, larger in zip(variants, [*variants[1:], None]) if larger is None or not _are_same(each, larger)
     ]
     name = str(func.driving.name)
-    ends = [f"{name} <= {each.value}" for each in distinct[:-1]]
-    ends.append(f"{name} > {distinct[-2].value}" if ends else f"any {name}")
-    lines = [f"{end}: {each.form}" for end, each in zip(ends, distinct)]
-    merged = _merged([(each.value, each.sch.mod["main"]) for each in distinct], func.driving).with_attr(RANGES, lines)
-    return merged, {each.value: each.seconds for each in variants if each.seconds is not None}
+    lines = told(name, [each.value for each in distinct[:-1]], [each.form for each in distinct])
+    whole = merged([(each.value, each.sch.mod["main"]) for each in distinct], func.driving).with_attr(RANGES, lines)
+    return whole, {each.value: each.seconds for each in variants if each.seconds is not None}
 
 
 def _are_same(some: _Variant, other: _Variant) -> bool:
@@ -262,7 +264,7 @@ def _agree(sch: s_tir.Schedule, larger: _Variant | None) -> bool:
     """Whether weights are packed as the larger variant has them."""
     if larger is None:
         return True
-    some, other = (_parts(each.mod["main"])[0] for each in (sch, larger.sch))
+    some, other = (parts(each.mod["main"])[0] for each in (sch, larger.sch))
     return len(some) == len(other) and all(
         tvm_ffi.structural_equal(ours, theirs, map_free_vars=True) for (ours, _), (theirs, _) in zip(some, other)
     )
@@ -323,51 +325,3 @@ def _open(base: s_tir.Schedule) -> dict[str, frozenset[int]]:
         )
         for block in base.get_child_blocks(base.get_sblock("root"))
     }
-
-
-# ---- One function of several -----------------------------------------------------------------------------------------
-
-
-def _merged(variants: Sequence[tuple[int, tirx.PrimFunc]], driving: tirx.Var) -> tirx.PrimFunc:
-    """The function that goes on as that variant does which is for the value of `driving`; what packs comes first."""
-    first = variants[0][1]
-    packed, body, buffers = _parts(first)
-    branches, bounds = [body], [value for value, _ in variants]
-    for _, other in variants[1:]:
-        own, body, more = _parts(other)
-        assert len(own) == len(packed)  # each packs as the first does
-        fresh = {var: tirx.Var(var.name, var.ty) for var in _defined(body)}
-        fresh |= {block.writes[0].source: ours.writes[0].source for (_, block), (_, ours) in zip(own, packed)}
-        branches.append(substitute(body, fresh))
-        buffers += [buffer for buffer in more if buffer not in fresh and buffer not in buffers]
-    chosen = branches[-1]
-    for bound, branch in reversed([*zip(bounds, branches[:-1])]):
-        chosen = tirx.IfThenElse(driving <= bound, branch, chosen)
-    root = first.body.block
-    whole = tirx.SeqStmt([*(nest for nest, _ in packed), chosen]) if packed else chosen
-    block = s_tir.SBlock([], root.reads, root.writes, root.name_hint, whole, None, buffers, [], root.annotations)
-    return s_tir.renew_defs(first.with_body(s_tir.SBlockRealize([], True, block)))
-
-
-def _defined(body: tirx.Stmt) -> list[tirx.Var]:
-    """The variables of loops and blocks, which two schedules of a function may have in common."""
-    found: list[tirx.Var] = []
-    tvm_ffi.structural_walk(
-        body,
-        [(tirx.For, lambda loop: found.append(loop.loop_var)), (tirx.IterVar, lambda it: found.append(it.var))],
-    )
-    return found
-
-
-def _parts(func: tirx.PrimFunc) -> tuple[list[tuple[tirx.Stmt, s_tir.SBlock]], tirx.Stmt, list[tirx.Buffer]]:
-    """The nests that pack weights, each with its block; all others; and what the root allocates."""
-    root = func.body.block
-    packing: list[tuple[tirx.Stmt, s_tir.SBlock]] = []
-    rest = []
-    for nest in statements(root.body):
-        (block, *more) = [nested.block for nested in nested_blocks(nest)]
-        if not more and PREPROC in block.annotations:
-            packing.append((nest, block))
-        else:
-            rest.append(nest)
-    return packing, tirx.SeqStmt(rest) if len(rest) > 1 else rest[0], list(root.alloc_buffers)

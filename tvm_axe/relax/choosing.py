@@ -5,32 +5,31 @@ of its strategies, and what it needs in another form is moved to it (`tvm_axe.re
 one reaches by moves are dropped, so that the result is exact but for a bound on the number of states. Where one value
 alone is needed, or no fewer are for a while, the function is cut; equal segments, as layers are, are solved once.
 
-Weights cost nothing to hold, and with free weights every device would have them all. A limit on their bytes is met by a
-price on them, found by bisection.
-
-Of two choices that take about equally long the one that moves less is better: times are estimates, bytes aren't. So the
-search is made again with bytes that cost more than their time.
+Weights cost nothing to hold, and with free weights every device would have them all, so that there is a limit on their
+bytes. What they and bytes that are moved cost in the search is `tvm_axe.relax.tradeoffs`' to say.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.relax.chosen import Choice, Chosen, Moved
+from tvm_axe.relax.chosen import Choice, Chosen, Moved, moves_of, seconds_of
 from tvm_axe.relax.forms import WHOLE, Form, Move, move
 from tvm_axe.relax.graph import Graph, Node
 from tvm_axe.relax.holding import Holding
 from tvm_axe.relax.objects import Attending
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.strategies import Operator
+from tvm_axe.relax.tradeoffs import Call, Found, Point, fewest_bytes
 from tvm_axe.relax.transfers import Carrying
 from tvm_axe.relax.ways import Strategy
 
@@ -40,11 +39,12 @@ BEAM = 128
 """States that are kept at most."""
 FEWER = 16
 """States that are kept where a function is cut."""
-TOLLS, NEAR = (16, 128), 1.03
-"""What a byte that is moved is taken to cost beyond its time, in multiples of it; and how much longer a call may take
-for fewer bytes."""
 AHEAD, FEW = 48, 4
 """Calls that are looked at behind a place for one where fewer values are needed, and how many these may be."""
+LONG = 0.4
+"""The part of the calls through which a value is needed that isn't what goes on from one to the next, as a mask."""
+TOGETHER = 32
+"""States whose moves to all others are worked out at once."""
 MOST_FORMS = 24
 """Forms of a value that are tried at most."""
 
@@ -53,14 +53,14 @@ State = tuple[frozenset[Form], ...]
 
 @dataclass
 class _Step:
-    """A call with the strategies that there are of it."""
+    """A call with the strategies that there are of it; calls of a group have the same ways and costs."""
 
     node: Node | None
     operator: Operator | Carrying | Holding | Attending | None
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     strategies: list[Strategy]
-    group: tuple[object, ...] = ()
+    group: int = -1
 
 
 def choose(
@@ -82,7 +82,8 @@ def choose(
     pinned : Mapping[int, Form], optional
         Forms that inputs and weights are to be placed in, by the number of the value.
     """
-    return _Search(graph, operators, pinned or {}).within(limit)
+    search = _Search(graph, operators, pinned or {})
+    return fewest_bytes(search, search.weights, math.inf if limit is None else limit, search.met())
 
 
 class _Search:
@@ -90,15 +91,15 @@ class _Search:
         self.graph, self.operators, self.pinned = graph, operators, pinned
         self.link, self.devices = operators.rates.link, operators.devices
         self.sizes = [dtype_bytes(value.dtype, value.size) for value in graph.values]
-        self.price, self.toll = (
-            0.0,
-            0.0,
-        )  # seconds a byte of weights, and of what is moved beyond the time that it takes
+        self.itemsizes = [max(1, dtype_bytes(value.dtype, 1)) for value in graph.values]
+        self.weights = sum(size for size, value in zip(self.sizes, graph.values) if value.kind == "weight")
+        # Seconds a byte of weights, and of what is moved beyond the time that it takes.
+        self.price, self.toll = 0.0, 0.0
         self._solutions: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
         self.steps = [self._step(node) for node in graph.nodes]
         self._spread_forms()
         self.segments = self._segments()
-        self._met: dict[Any, list[tuple[float, Strategy, State, tuple[Any, ...]]]] = {}
+        self._met: dict[Any, list[tuple[float, Strategy, State, Any]]] = {}
         self._reached: dict[Any, NDArray[np.float64]] = {}
 
     def _moves(self, value: int) -> bool:
@@ -138,15 +139,17 @@ class _Search:
                         known[form] = None
                         waiting.update(dict.fromkeys(users[value] - {at}))
         results = set(self.graph.results)
+        groups: dict[tuple[object, ...], int] = {}
         for step in self.steps:
             step.strategies = [s for s in step.strategies if not self._leaves_terms(step, s, results)]
-            step.group = (
+            group = (
                 id(step.operator) if step.operator else step.node and step.node.name,
                 tuple(s.ins + s.outs for s in step.strategies),
                 tuple(self._moves(v) for v in step.ins),
                 tuple((self.sizes[v], self.pinned.get(v)) for v in step.ins),
                 tuple(step.ins.index(v) for v in step.ins),
             )
+            step.group = groups.setdefault(group, len(groups))
 
     def _leaves_terms(self, step: _Step, strategy: Strategy, results: set[int]) -> bool:
         return any(form.partial and value in results for form, value in zip(strategy.outs, step.outs))
@@ -155,14 +158,16 @@ class _Search:
 
     def _move(self, source: Form, target: Form, value: int) -> Move | None:
         of = self.graph.values[value]
-        itemsize = max(1, dtype_bytes(of.dtype, 1))
-        return move(source, target, of.typical, itemsize, self.devices, self.link)
+        return move(source, target, of.typical, self.itemsizes[value], self.devices, self.link)
 
-    def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
-        """The ways to make a call: the time, the strategy, what is held after of what it takes and makes, and moves."""
-        key = step.group, held, self.price, self.toll
+    def _met_by(self, step: _Step, held: State, needed: Sequence[int]) -> list[tuple[float, Strategy, State, Any]]:
+        """The ways to make a call: the time, the strategy, what is held after of what it takes and makes, and moves.
+
+        Of ways that differ in nothing that is needed later, by its place in what a call takes and makes, the cheapest.
+        """
+        key = step.group, held, needed, self.price, self.toll
         if key not in self._met:
-            best: dict[State, tuple[float, Strategy, State, tuple[Any, ...]]] = {}
+            best: dict[State, tuple[float, Strategy, State, Any]] = {}
             for strategy in step.strategies:
                 weights = self.price * sum(
                     self.sizes[v] * form.fraction()
@@ -172,8 +177,9 @@ class _Search:
                 made = tuple(frozenset({form}) for form in strategy.outs)
                 for seconds, taken, moves in self._ways(step, strategy, held):
                     after = taken + made
-                    if after not in best or seconds + weights < best[after][0]:
-                        best[after] = seconds + weights, strategy, after, moves
+                    kept = tuple([after[at] for at in needed])
+                    if kept not in best or seconds + weights < best[kept][0]:
+                        best[kept] = seconds + weights, strategy, after, moves
             self._met[key] = list(best.values())
         return self._met[key]
 
@@ -240,9 +246,30 @@ class _Search:
                 begin = end
         return found
 
-    def _solved(self, price: float) -> Chosen:
-        """The cheapest choice where weights have a price."""
-        self.price, segments = price, self.segments
+    def met(self) -> float:
+        """Bytes that a device receives where all meet behind products: Megatron's closed form, of any function.
+
+        They meet where one value alone goes on, beside what is needed through much of the function, as a mask or the
+        angles of positions: an all-reduce of it makes what follows any device's, and where what lies between two such
+        places divides, nothing there need be moved. What the first product takes is gathered.
+        """
+        weights = {v for v, value in enumerate(self.graph.values) if value.kind == "weight"}
+        last = {v: at for at, step in enumerate(self.steps) for v in step.ins if v not in weights}
+        first = {v: at for at, step in reversed([*enumerate(self.steps)]) for v in (*step.ins, *step.outs)}
+        going, start, behind, fresh = set[int](), 0, list[int](), False
+        for at, step in enumerate(self.steps):
+            fresh |= not weights.isdisjoint(step.ins) and step.operator is not None and any(step.operator.operations)
+            going = {v for v in (*going, *step.ins, *step.outs) if last.get(v, -1) > at}
+            alone = [self.sizes[v] for v in going if last[v] - first[v] < LONG * len(self.steps)]
+            if len(alone) == 1 and fresh:
+                behind, fresh = [*behind, *alone], False
+            elif len(alone) == 1 and not behind:
+                (start,) = alone
+        return (self.devices - 1) / self.devices * (start + 2 * sum(behind))
+
+    def solved(self, price: float, toll: float) -> Found:
+        """The cheapest choice where weights have a price and bytes cost more than their time."""
+        self.price, self.toll, segments = price, toll, self.segments
         table: dict[State, tuple[float, State | None, list[Any]]] = {(): (0.0, None, [])}
         history = []
         for steps, live in segments:
@@ -263,16 +290,25 @@ class _Search:
             table = self._pruned(new, live[-1], FEWER)
             history.append(table)
         state = min(table, key=lambda each: table[each][0])
-        choices: list[Choice] = []
+        made: list[Call] = []
         for (steps, _), reached in zip(reversed(segments), reversed(history)):
             _, before, ways = reached[state]
-            for step, (strategy, moves) in zip(steps[::-1], ways[::-1]):
-                assert step.node is not None
-                moved = tuple(Moved(step.ins[first], *rest) for first, *rest in moves)
-                choices.append(Choice(step.node, strategy, moved))
+            made += map(self._call, steps[::-1], ways[::-1])
             assert before is not None
             state = before
-        return self._chosen(choices[::-1])
+        return self.found(made[::-1])
+
+    def _call(self, step: _Step, way: tuple[Strategy, tuple[Any, ...], State]) -> Call:
+        strategy, moves, after = way
+        assert step.node is not None
+        choice = Choice(step.node, strategy, tuple(Moved(step.ins[first], *rest) for first, *rest in moves))
+        held = {
+            (v, form)
+            for v, form in zip(step.ins, strategy.ins)
+            if self.graph.values[v].kind == "weight" and not self._moves(v)
+        }
+        seconds, moved = seconds_of([choice]), sum(how.bytes for how in moves_of([choice], self.link))
+        return Call(choice, after, Point(seconds, moved, sum(self.sizes[v] * form.fraction() for v, form in held)))
 
     def _segment(
         self, steps: Sequence[_Step], live: Sequence[Sequence[int]], entry: State
@@ -285,15 +321,16 @@ class _Search:
             # Where what is needed later is: among what a call takes and makes or, from the end, what was held before.
             places = {v: at for at, v in enumerate((*before, *step.ins, *step.outs), -len(before))}
             needed = [places[v] for v in after]
+            own, pick = tuple(sorted(at for at in needed if at >= 0)), _picked(needed)
             for state, (cost, *_) in table.items():
                 held = tuple(
-                    state[where[v]] if v in where else frozenset({self.pinned.get(v, WHOLE)}) for v in step.ins
+                    [state[where[v]] if v in where else frozenset({self.pinned.get(v, WHOLE)}) for v in step.ins]
                 )
-                for seconds, strategy, forms, moves in self._met_by(step, held):
-                    known = forms + state
-                    now = tuple([known[at] for at in needed])
-                    if now not in new or cost + seconds < new[now][0]:
-                        new[now] = cost + seconds, state, strategy, moves
+                for seconds, strategy, forms, moves in self._met_by(step, held, own):
+                    now, taken = pick(forms + state), cost + seconds
+                    known = new.get(now)
+                    if known is None or taken < known[0]:
+                        new[now] = taken, state, strategy, moves
             table = self._pruned(new, after, BEAM)
             history.append(table)
         exits = {}
@@ -301,7 +338,7 @@ class _Search:
             state, ways = last, []
             for reached in reversed(history):
                 _, previous, strategy, moves = reached[state]
-                ways.append((strategy, moves))
+                ways.append((strategy, moves, state))
                 assert previous is not None
                 state = previous
             exits[last] = cost, ways[::-1]
@@ -313,26 +350,28 @@ class _Search:
         if len(ordered) < 2 or not values:
             return dict(ordered[:1])
         costs = np.array([entry[0] for _, entry in ordered])
-        held = np.empty((len(ordered), len(values)), dtype=np.intp)
-        tables = []
-        for at, value in enumerate(values):
-            number: dict[frozenset[Form], int] = {}
-            held[:, at] = [number.setdefault(state[at], len(number)) for state, _ in ordered]
-            tables.append(self._reaches(value, tuple(number)))
+        held, tables = [], []
+        for value, forms in zip(values, zip(*(state for state, _ in ordered))):
+            number = {each: at for at, each in enumerate(dict.fromkeys(forms))}
+            held.append(np.array([number[each] for each in forms]))
+            tables.append(self._reaches(value, tuple(number))[:, held[-1]])
         free = np.ones(len(ordered), dtype=bool)
-        kept = []
-        for at, (state, entry) in enumerate(ordered):
-            if not free[at]:
-                continue
-            kept.append((state, entry))
-            if len(kept) == most:
+        kept, begin = list[int](), 0
+        while len(kept) < most:
+            # What some that aren't dropped yet reach is worked out together; of them one may still drop another.
+            some = begin + np.flatnonzero(free[begin:])[:TOGETHER]
+            if not len(some):
                 break
-            left = np.flatnonzero(free[at + 1 :]) + at + 1
-            reached = np.full(len(left), costs[at])
-            for table, column, own in zip(tables, held.T, held[at]):
-                reached += table[own][column[left]]
-            free[left] = reached > costs[left]
-        return dict(kept)
+            begin = some[-1] + 1
+            reached = costs[some, None]
+            for table, column in zip(tables, held):
+                reached = reached + table[column[some]]
+            dearer = reached > costs
+            for at, stays in zip(some, dearer):
+                if free[at]:
+                    kept.append(at)
+                    free &= stays
+        return dict([ordered[at] for at in kept[:most]])
 
     def _reaches(self, value: int, held: tuple[frozenset[Form], ...]) -> NDArray[np.float64]:
         """The time from each way to hold a value to each other."""
@@ -352,49 +391,18 @@ class _Search:
             self._reached[key] = found
         return self._reached[key]
 
-    # ---- Memory
+    def keep_shared(self, found: Found) -> None:
+        """Have products that a choice has devices share be shared from here on."""
+        shared = {id(choice.node) for choice in found.chosen.choices if choice.strategy.share < 1}
+        for step in self.steps:
+            ways = [strategy for strategy in step.strategies if strategy.share < 1]
+            if id(step.node) in shared and len(ways) < len(step.strategies):
+                step.strategies, step.group = ways, ~step.group  # a group of its own
 
-    def within(self, limit: float | None) -> Chosen:
-        """The choice whose weights fit the limit: of those that take about the least time, what moves the least.
-
-        What the fastest has devices share stays shared: that every device computes all of a product moves nothing.
-        """
-        total = sum(size for size, value in zip(self.sizes, self.graph.values) if value.kind == "weight")
-        most = math.inf if limit is None or total <= limit else limit
-        found, price = ([self._solved(0.0)], 0.0) if most == math.inf else self._priced(most)
-        most = max(most, min(each.weights[0] for each in found))  # the least that there is, if no more is shared
-        for toll in TOLLS:
-            self.toll = toll / self.link.bandwidth
-            found.append(self._solved(price))
-            while found[-1].weights[0] > most and price < 1:
-                price *= 10  # where bytes are dear weights are held to move less
-                found.append(self._solved(price))
-            fitting = [each for each in found if each.weights[0] <= most]
-            fastest = min(fitting, key=lambda each: each.seconds)
-            longest = NEAR * fastest.seconds
-            if found[-1].seconds > longest:
-                break  # where bytes are dearer still a call takes no less
-        near = [each for each in fitting if each.seconds <= longest and each.divided >= fastest.divided]
-        return min(near, key=lambda each: (each.bytes, each.seconds))
-
-    def _priced(self, limit: float) -> tuple[list[Chosen], float]:
-        """What is chosen at prices about the least by which weights fit a limit; and that price."""
-        low, high = 1e-12, 1e-10
-        found = [self._solved(high)]
-        while found[-1].weights[0] > limit and high < 1:
-            low, high = high, high * 100
-            found.append(self._solved(high))
-            if found[-1].weights[0] >= found[-2].weights[0]:
-                break  # no more is shared however dear it is
-        while high / low > 4 and found[-1].weights[0] <= limit:
-            middle = math.sqrt(low * high)
-            trial = self._solved(middle)
-            if trial.weights[0] <= limit:
-                high = middle
-                found.append(trial)
-            else:
-                low = middle
-        return found, high
+    def found(self, calls: Sequence[Call]) -> Found:
+        """These calls as a choice for the function."""
+        chosen = self._chosen([call.choice for call in calls])
+        return Found(chosen, calls, Point(chosen.seconds, chosen.bytes, chosen.weights[0]))
 
     def _chosen(self, choices: Sequence[Choice]) -> Chosen:
         held: dict[int, dict[Form, None]] = {number: {} for number in self.graph.params}
@@ -403,12 +411,12 @@ class _Search:
         forms: dict[int, Form] = {}
         for value, form in self.pinned.items():
             held.setdefault(value, {})[form] = None
-        for choice in choices:
+        for step, choice in zip(self.steps, choices):
             forms.update(zip(choice.node.outs, choice.strategy.outs))
             for value, form in zip(choice.node.ins, choice.strategy.ins):
                 if not self._moves(value):
                     held.setdefault(value, {})[form] = None
-            operator, left = self.operators.of_node(self.graph, choice.node), choice.node.left
+            operator, left = step.operator, choice.node.left
             count = 0 if operator is None else sum(operator.operations)
             if count:
                 operations[choice.node.name] = round(count / left), left * choice.strategy.share
@@ -428,3 +436,10 @@ class _Search:
             operations,
             whole,
         )
+
+
+def _picked(places: Sequence[int]) -> Callable[[State], State]:
+    """What takes some places of a tuple, as a tuple; in C, since the search does it most."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda state: tuple([state[at] for at in places])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from tvm_axe.relax.sizes import shape_at
 from tvm_axe.relax.transfers import Transfer
 from tvm_axe.relax.ways import Strategy
 
-__all__ = ["Choice", "Chosen", "Moved"]
+__all__ = ["Choice", "Chosen", "Moved", "moves_of", "seconds_of"]
 
 
 class Moved(NamedTuple):
@@ -40,6 +40,21 @@ class Choice(NamedTuple):
         """The move along an outer axis that the call is, of what a device has."""
         of = self.node.transfer
         return None if of is None else of.within(self.strategy.ins[0], self.strategy.outs[0])
+
+
+def moves_of(choices: Iterable[Choice], link: Link) -> Iterator[Move]:
+    """Yield what is moved before calls and in them, along outer axes too."""
+    for choice in choices:
+        yield from (each.how for each in choice.moves)
+        yield from (stage.how for stage in choice.strategy.stages)
+        transfer = choice.transfer
+        if transfer is not None:
+            yield transfer.how(link)
+
+
+def seconds_of(choices: Iterable[Choice]) -> float:
+    """Return what calls take a device, and what is moved before them."""
+    return sum(choice.strategy.seconds + sum(each.how.seconds for each in choice.moves) for choice in choices)
 
 
 @dataclass(frozen=True)
@@ -76,27 +91,17 @@ class Chosen:
     @property
     def bytes(self) -> int:
         """Bytes that the busiest device of each move receives."""
-        return sum(how.bytes for how in self._moves())
+        return sum(how.bytes for how in moves_of(self.choices, self.link))
 
     @property
     def collectives(self) -> Counter[str]:
         """How often there is which kind of move."""
-        return Counter(how.kind for how in self._moves() if how.kind != SLICE)
+        return Counter(how.kind for how in moves_of(self.choices, self.link) if how.kind != SLICE)
 
     @property
     def seconds(self) -> float:
         """What a call takes a device."""
-        moves = sum(each.how.seconds for choice in self.choices for each in choice.moves)
-        return moves + sum(choice.strategy.seconds for choice in self.choices)
-
-    def _moves(self) -> Iterator[Move]:
-        """What is moved, along outer axes too."""
-        for choice in self.choices:
-            yield from (each.how for each in choice.moves)
-            yield from (stage.how for stage in choice.strategy.stages)
-            transfer = choice.transfer
-            if transfer is not None:
-                yield transfer.how(self.link)
+        return seconds_of(self.choices)
 
     @property
     def weights(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ or with a single convolution, stays as it is.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from tvm import relax
@@ -41,7 +42,8 @@ def with_convolutions(model: IRModule) -> IRModule:
     folded = relax.transform.DeadCodeElimination()(rewriter.builder_.get())
     if max(map(len, found)) < 2 or not all(_is_dense(call) for calls in found for call in calls):
         return folded
-    moved = relax.transform.ConvertLayout({_CONV: ["NHWC", "OHWI"]})(folded)
+    counted = relax.transform.Normalize()(_Counted.from_the_front(folded))
+    moved = relax.transform.ConvertLayout({_CONV: ["NHWC", "OHWI"]})(counted)
     return relax.transform.Normalize()(moved)
 
 
@@ -69,6 +71,37 @@ def _uses(func: relax.Function) -> Counter[relax.Var]:
 
     relax.analysis.post_order_visit(func, visit)
     return found
+
+
+@mutator
+class _Counted(PyExprMutator):
+    """Counts dimensions from the front where upstream's `ConvertLayout` takes those from the back for others."""
+
+    @classmethod
+    def from_the_front(cls, model: IRModule) -> IRModule:
+        """The model with no dimension of such an operator counted from the back."""
+        counted = cls(model)
+        for variable, func in model.functions_items():
+            if isinstance(func, relax.Function):
+                counted.builder_.update_func(variable, counted.visit_expr(func))
+        return counted.builder_.get()
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """The call, its dimensions counted from the front."""
+        done = super().visit_call_(call)
+        if is_call(done, "relax.permute_dims") and done.attrs.axes is not None:
+            return relax.op.permute_dims(done.args[0], _from_the_front(done.attrs.axes, done.args[0]))
+        if is_call(done, "relax.squeeze") and done.attrs.axis is not None:
+            return relax.op.squeeze(done.args[0], _from_the_front(done.attrs.axis, done.args[0]))
+        if is_call(done, "relax.stack") and isinstance(call.args[0], relax.Tuple):  # it takes it for a concatenation
+            (axis,) = _from_the_front([done.attrs.axis or 0], call)
+            parts = [self.builder_.emit(relax.op.expand_dims(part, axis)) for part in done.args[0].fields]
+            return relax.op.concat(parts, axis)
+        return done
+
+
+def _from_the_front(axes: Sequence[int], of: relax.Expr) -> list[int]:
+    return [int(axis) % of.ty.ndim if of.ty.ndim > 0 else int(axis) for axis in axes]
 
 
 @mutator

@@ -113,6 +113,7 @@ def _with_free_weights(model: IRModule, pack_weights: bool) -> IRModule:
     for variable in hidden:
         model[variable] = model[variable].without_attr(_NUM_INPUT)
     if found:
+        model = _tvm.without_layouts_of_unknown_extents(model)
         model = relax.transform.AttachAttrLayoutFreeBuffers()(model).clone()
     for variable, func in model.functions_items():
         marked = isinstance(func, tirx.PrimFunc) and LAYOUT_FREE in (func.attrs or {})

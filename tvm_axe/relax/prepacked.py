@@ -265,7 +265,9 @@ class _Packs:
         found = []
         for placed in made:
             view = placed.name, SLAB
-            var = known.get(view) or relax.Var("packed", relax.TensorType(list(placed.shape), placed.dtype))
+            var = known.get(view)
+            if var is None:  # an expression has no truth value
+                var = relax.Var("packed", relax.TensorType(list(placed.shape), placed.dtype))
             views[var] = view
             found.append(var)
         return found

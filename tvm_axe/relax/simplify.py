@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+import tvm
 from tvm import ir, relax
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -34,7 +35,9 @@ def simplified(model: IRModule) -> IRModule:
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
             rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
-    return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+    # What became another value is bound to its name still, which upstream's patterns don't see through.
+    named_once = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(named_once)(rewriter.builder_.get())
 
 
 @mutator

@@ -13,15 +13,14 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from tvm_axe.analysis.expressions import alike
-from tvm_axe.analysis.patterns import is_pointwise, loads_of
+from tvm_axe.analysis.patterns import goes_on_with
 from tvm_axe.errors import ScheduleError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query
 from tvm_axe.schedule.tiles import GATHERED, PRODUCTS, SUMS, AnyProduct, kernel_for, problem_of, product_at
 from tvm_axe.tile.kernels import matmul_for
 from tvm_axe.tile.kernels.einsum import Operands
-from tvm_axe.tile.kernels.kernel import Knobs, Problem
+from tvm_axe.tile.kernels.kernel import Knobs, Problem, has_variables, with_extents
 
 __all__ = ["Offer", "is_worth", "offers", "preferred"]
 
@@ -40,6 +39,8 @@ class Offer:
         The pointwise block that alone reads the product, by name; None if there is none.
     problem : Problem
         What the kernel is asked for.
+    rows : int or None
+        How many rows the parameters are for, where the problem has a variable for it; None where all is known.
     space : Knobs
         The kernel's parameters with their candidates, the default first.
     """
@@ -48,22 +49,38 @@ class Offer:
     kernel: str
     epilogue: str | None
     problem: Problem
+    rows: int | None
     space: Knobs
 
+    @property
+    def known(self) -> Problem:
+        """The problem that the parameters are for."""
+        return self.problem if self.rows is None else with_extents(self.problem, self.rows)
 
-def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:
-    """Return what tile kernels can compute of the blocks directly below the root of ``main``."""
+    @property
+    def parameters(self) -> dict[str, int]:
+        """The parameters that have to be said: none where they are the problem's defaults."""
+        if self.rows is None:
+            return {}
+        return {name: each[0] for name, each in self.space.items() if isinstance(each[0], int)}
+
+
+def offers(sch: s_tir.Schedule, target: Target, rows: int | None = None) -> list[Offer]:
+    """Return what tile kernels can compute of the blocks directly below the root of ``main``.
+
+    Products of an unknown number of rows are among them if `rows` says how many parameters are to be for.
+    """
     gpu = isinstance(machine_of(target), Gpu)
     found: list[Offer] = []
     for block in sch.get_child_blocks(sch.get_sblock("root")):
-        own = [_offer(sch, block, kernel, target) for kernel in (PRODUCTS if gpu else _ON_CPU)]
+        own = [_offer(sch, block, kernel, target, rows) for kernel in (PRODUCTS if gpu else _ON_CPU)]
         if gpu and not any(own):
-            own = [_offer(sch, block, kernel, target) for kernel in (SUMS, GATHERED)]
+            own = [_offer(sch, block, kernel, target, rows) for kernel in (SUMS, GATHERED)]
         found += [offer for offer in own if offer is not None]
     return found
 
 
-def _offer(sch: s_tir.Schedule, block: SBlockRV, kernel: str, target: Target) -> Offer | None:
+def _offer(sch: s_tir.Schedule, block: SBlockRV, kernel: str, target: Target, rows: int | None) -> Offer | None:
     """Return the kernel for the block; None if it doesn't compute that."""
     try:
         product = product_at(sch, block, kernel)
@@ -72,8 +89,12 @@ def _offer(sch: s_tir.Schedule, block: SBlockRV, kernel: str, target: Target) ->
         problem = problem_of(kernel_for(kernel), product, str(out.dtype))
     except ScheduleError:
         return None
-    space = kernel_for(kernel).parameters(target, problem)
-    return Offer(query.name_of(sch, block), kernel, epilogue, problem, space)
+    if not has_variables(problem):
+        rows = None
+    elif rows is None:
+        return None
+    space = kernel_for(kernel).parameters(target, problem if rows is None else with_extents(problem, rows))
+    return Offer(query.name_of(sch, block), kernel, epilogue, problem, rows, space)
 
 
 def preferred(offered: Sequence[Offer], target: Target) -> list[Offer]:
@@ -88,13 +109,13 @@ def is_worth(offer: Offer) -> bool:
         return all(operands.extents[index] > 1 for index in (operands.row, operands.column))
     if offer.kernel == GATHERED:
         return bool(offer.problem["n"] > 1)
-    return offer.kernel == "skinny_matmul" or min(offer.problem["m"], offer.problem["n"]) > 1
+    return offer.kernel == "skinny_matmul" or min(offer.known["m"], offer.known["n"]) > 1
 
 
 def _default(offer: Offer, target: Target) -> str:
     """Return the kernel that is the default for the problem, where it takes B by columns."""
     by_columns = offer.kernel not in (SUMS, GATHERED) and offer.problem.get("transpose_b", True)
-    return matmul_for(target, offer.problem).name if by_columns else offer.kernel
+    return matmul_for(target, offer.known).name if by_columns else offer.kernel
 
 
 def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: AnyProduct) -> str | None:
@@ -105,7 +126,4 @@ def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: AnyProduct) -> str 
     if len(sch.get_producers(readers[0])) != 1:  # `reverse_compute_at` wants all of them in the nest
         return None
     stmt = sch.get(readers[0])
-    indices = list(stmt.body.indices)
-    pointwise = is_pointwise(stmt)
-    same = all(alike(load.indices, indices) for load in loads_of(stmt, product.c))
-    return str(stmt.name_hint) if pointwise and same else None
+    return str(stmt.name_hint) if goes_on_with(stmt, product.c) else None

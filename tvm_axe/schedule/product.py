@@ -16,7 +16,9 @@ from math import prod
 from tvm import ir, s_tir, tirx
 from tvm.sym import detect_linear_equation
 
+from tvm_axe.analysis.expressions import is_zero
 from tvm_axe.analysis.patterns import REDUCE, factors_of
+from tvm_axe.analysis.sizes import Extent, are_same, sides
 from tvm_axe.errors import ScheduleError
 
 
@@ -45,11 +47,34 @@ class Product:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Batches, rows, columns and terms of a sum."""
-        batch, m, n, k = (
-            prod(int(it.dom.extent) for it in part) for part in (self.batch, self.rows, self.columns, self.reduction)
-        )
-        return batch, m, n, k
+        """Batches, rows, columns and terms of a sum.
+
+        Raises
+        ------
+        ScheduleError
+            If one isn't known.
+        """
+        return self.batches, _known(self.rows), self.width, self.terms
+
+    @property
+    def batches(self) -> int:
+        """How many products there are."""
+        return _known(self.batch)
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return _known(self.columns)
+
+    @property
+    def terms(self) -> int:
+        """How many terms a sum has."""
+        return _known(self.reduction)
+
+    @property
+    def height(self) -> Extent:
+        """How many rows there are: an expression, where that isn't known."""
+        return prod(sides([it.dom.extent for it in self.rows]))
 
     @property
     def spatial(self) -> tuple[tirx.IterVar, ...]:
@@ -114,7 +139,7 @@ def _parts(block: s_tir.SBlock, a: ir.TensorLoad, b: ir.TensorLoad, devices: Col
         return None
     # Lowering puts 0 where an iterator of extent 1 was, and leaves that.
     unused = {*range(len(iterators))} - {*left, *right, *written}
-    if any(int(iterators[n].dom.extent) != 1 or iterators[n].iter_type == REDUCE for n in unused):
+    if any(not are_same([iterators[n].dom.extent], [1]) or iterators[n].iter_type == REDUCE for n in unused):
         return None
     batch = [n for n in written if n in left and n in right]
     rows = [n for n in written if n in left and n not in right]
@@ -150,18 +175,26 @@ def places(
     """
     found: list[int] = []
     for whole, index in zip(shape, indices):
-        extent, rest = int(whole), index
+        extent, rest = whole, index
         for device in devices:
             parts = list(detect_linear_equation(rest, [device]))
             if len(parts) == 2 and isinstance(parts[0], tirx.IntImm) and int(parts[0]) > 0:
                 extent, rest = int(parts[0]), parts[1]
-        if isinstance(rest, tirx.IntImm) and int(rest) == 0 and extent == 1:
+        if is_zero(rest) and are_same([extent], [1]):
             continue
         number = next((n for n, it in enumerate(iterators) if it.var.same_as(rest)), None)
         if number is None or number in found:
             return None
         domain = iterators[number].dom
-        if int(domain.min) != 0 or int(domain.extent) != extent:
+        if not is_zero(domain.min) or not are_same([domain.extent], [extent]):
             return None
         found.append(number)
     return found
+
+
+def _known(part: Sequence[tirx.IterVar]) -> int:
+    extents = sides([it.dom.extent for it in part])
+    unknown = [f"{it.var.name}'s {extent}" for it, extent in zip(part, extents) if not isinstance(extent, int)]
+    if unknown:
+        raise ScheduleError(f"a product whose {', '.join(unknown)} isn't known; valid are constants, but for its rows")
+    return prod(int(extent) for extent in extents)

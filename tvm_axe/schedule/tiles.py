@@ -15,6 +15,7 @@ from tvm_axe.analysis.blocks import NestedBlock, covers
 from tvm_axe.analysis.order import shared_loops
 from tvm_axe.analysis.patterns import SPATIAL, is_pointwise
 from tvm_axe.analysis.sharing import bound_loops, driving_loop
+from tvm_axe.analysis.sizes import Extent
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 from tvm_axe.schedule.einsum import Einsum, einsum_of
@@ -33,6 +34,7 @@ SUMS = "einsum"
 GATHERED = "gathered_matmul"
 """The kernel that computes a product whose matrix each row chooses."""
 
+_ANY_ROWS = ("matmul", "skinny_matmul")
 _EITHER_ORDER = ("matmul", "batched_matmul")
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -196,6 +198,20 @@ def choices_in(part: tirx.PrimFunc | tirx.Stmt) -> list[Choice]:
     return [choice for choice in found if choice is not None]
 
 
+def heights_in(func: tirx.PrimFunc) -> list[tirx.Expr]:
+    """Return how many rows the products have for which kernels were chosen, of those of which that isn't known."""
+    found: list[Extent] = []
+
+    def visit(block: s_tir.SBlock) -> None:
+        choice = choice_of(block)
+        product = None if choice is None else product_in(block, choice.kernel)
+        if isinstance(product, Product):
+            found.append(product.height)
+
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, visit))
+    return [height for height in found if not isinstance(height, int)]
+
+
 def kernel_for(name: str) -> Kernel:
     """Return the kernel of that name, if it computes products of matrices.
 
@@ -211,7 +227,7 @@ def kernel_for(name: str) -> Kernel:
 
 
 def problem_of(kernel: Kernel, product: AnyProduct, out_dtype: str) -> Problem:
-    """Return a product as the kernel's problem.
+    """Return a product as the kernel's problem, in which a variable stands for rows that aren't known.
 
     Raises
     ------
@@ -232,7 +248,12 @@ def problem_of(kernel: Kernel, product: AnyProduct, out_dtype: str) -> Problem:
         rows, n, k = product.shape
         told = {"rows": rows, "n": n, "k": k, "groups": product.groups}
         return {**told, "dtype": dtype, "transpose_b": product.transpose_b}
-    batch, m, n, k = product.shape
+    batch, n, k = product.batches, product.width, product.terms
+    m = product.height
+    if not isinstance(m, int):
+        if kernel.name not in _ANY_ROWS:
+            raise ScheduleError(f"{kernel.name} takes known rows, here {m}; valid are {', '.join(_ANY_ROWS)}")
+        m = tirx.Var("m", "int64")
     problem: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype}
     takes_batch = kernel.name == "batched_matmul"
     if takes_batch and not product.batch:

@@ -1,16 +1,18 @@
-"""The words that join values with what global memory holds: `atomic_add`, `atomic_max`, `atomic_min`.
+"""The words that join values with what memory holds: `atomic_add`, `atomic_max`, `atomic_min`.
 
-Blocks and points may do so to one element, in no order. A histogram of what each block holds:
+Blocks and points may do so to one element of a tensor, in no order, points to one of a tile in shared memory. A
+histogram, of what each block holds and then of all:
 
 >>> from tvm.script import tirx as T
 >>> from tvm_axe import tile
 >>> @T.prim_func
 ... def count(X: T.Buffer((4096,), "int32"), H: T.Buffer((256,), "int32")):
 ...     with tile.kernel(16) as b:
-...         x = tile.fragment((256,), "int32")
-...         tile.copy(X[b * 256], x)
+...         own = tile.shared((256,), "int32")
+...         tile.fill(own, 0)
 ...         with tile.parallel(256) as i:
-...             tile.atomic_add(1, H[x[i] % 256])
+...             tile.atomic_add(1, own[X[b * 256 + i] % 256])
+...         tile.atomic_add(own, H)
 """
 
 from __future__ import annotations
@@ -35,16 +37,17 @@ def atomic_add(src: Any, dst: Any) -> Any:
     src : Buffer, BufferRegion, number or Expr
         A tile, which is added as ``copy(src, dst, atomic="add")`` does; or inside `parallel` a value of `dst`'s type.
     dst : BufferRegion or an element
-        Where to, in a tensor in global memory that the program touches in no other way. For a value, an element.
+        Where to, in a tensor in global memory that the program touches in no other way, or in a tile in shared memory
+        that the `parallel` touches in no other way. For a value, an element.
 
     Raises
     ------
     TileError
-        The value's type isn't the tensor's, or `dst` is no place in a tensor.
+        The value's type isn't that of `dst`, or `dst` is no place in a tensor or in shared memory.
 
     Notes
     -----
-    Relaxed, at the scope of a device (PTX ISA, "Memory Consistency Model").
+    Relaxed, at the scope of a device, of a block in shared memory (PTX ISA, "Memory Consistency Model").
     """
     return _join("add", src, dst)
 

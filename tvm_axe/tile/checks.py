@@ -101,11 +101,18 @@ def _copy(copy: Copy, scope: Scope, known: _Known) -> None:
 
 
 def _joins(node: Copy | Parallel, scope: Scope, known: _Known) -> None:
-    """Refuse atomics on chip, and a tensor that the program touches otherwise too, in no order with them."""
+    """Refuse atomics in registers, and what is touched otherwise too, in no order with them.
+
+    Of a tensor that is by all blocks, of a shared tile by the points of the node alone, as the block waits behind it.
+    """
     for tile, how in node.joins:
-        if tile.scope != "global":
-            raise TileError(f"{node}: atomically into {tile}; valid is a tensor in global memory")
-        for other in known.program.nodes():
+        if tile.scope not in ("global", "shared"):
+            raise TileError(f"{node}: atomically into {tile}; valid are a tensor in global memory and a tile.shared")
+        if isinstance(node, Copy) and (node.src.tile.scope, tile.scope) == ("global", "shared"):
+            raise TileError(f"{node}: atomically into {tile}, from a tensor; valid is a tile.fragment between them")
+        alone = tile.scope == "shared"
+        other_place = "a `parallel` of its own" if alone else "another tensor, or a program of its own"
+        for other in (node,) if alone else known.program.nodes():
             if other.bodies:
                 continue
             plain = tile in (*other.reads, *scalars(other, known.tiles))
@@ -116,7 +123,7 @@ def _joins(node: Copy | Parallel, scope: Scope, known: _Known) -> None:
             if plain:
                 raise TileError(
                     f"{node}: joins values with {tile} atomically, and `{other}` reads or stores it, in no order with "
-                    "that; valid is another tensor, or a program of its own before or behind this one"
+                    f"that; valid is {other_place} before or behind this one"
                 )
             if any(t is tile and kind != how for t, kind in other.joins):
                 raise TileError(

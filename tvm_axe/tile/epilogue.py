@@ -15,7 +15,8 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import alike, loads_in, uses
+from tvm_axe.analysis.expressions import alike, is_zero, loads_in, uses
+from tvm_axe.analysis.sizes import Extent, are_same, sides
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
 from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel
@@ -23,6 +24,7 @@ from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Region
 from tvm_axe.tile.walking import walk
 
+_NO_SPLIT = "the epilogue's shape {} doesn't split the kernel's {}"
 _NOT_ONCE = "the kernel takes no epilogue: its result isn't stored once, from a fragment"
 
 
@@ -59,18 +61,15 @@ class Epilogue:
         loads = loads_in([store.value])
         indices = list(store.indices)
         # Where an iterator of extent 1 was, lowering may have put 0 and left the iterator.
-        ones = [
-            int(extent) == 1 and isinstance(index, tirx.IntImm) and int(index) == 0
-            for index, extent in zip(indices, store.buffer.shape)
-        ]
-        variables = [it.var for it in block.iter_vars if int(it.dom.extent) != 1 or uses(store, it.var)]
+        ones = [are_same([extent], [1]) and is_zero(index) for index, extent in zip(indices, store.buffer.shape)]
+        variables = [it.var for it in block.iter_vars if not are_same([it.dom.extent], [1]) or uses(store, it.var)]
         same = all(alike(load.indices, indices) for load in loads if load.source.same_as(product))
         places = [n for index in indices for n, var in enumerate(variables) if var.same_as(index)]
         domains = [next(it.dom for it in block.iter_vars if it.var.same_as(variables[n])) for n in places]
         extents = [extent for extent, one in zip(store.buffer.shape, ones) if not one]
-        whole = [int(d.min) == 0 and int(d.extent) == int(e) for d, e in zip(domains, extents)]
+        whole = [is_zero(d.min) and are_same([d.extent], [e]) for d, e in zip(domains, extents)]
         pointwise = block.init is None and len(places) == len(extents) == len(variables) == len(set(places))
-        if not (same and pointwise and all(whole) and _shape(store.buffer) == _shape(product)):
+        if not (same and pointwise and all(whole) and are_same(store.buffer.shape, product.shape)):
             raise TileError(
                 f"block {name!r} is no epilogue: valid is out[i, j] = f(product[i, j], ...) for all elements, with the "
                 f"product {product.name} read at the point that is written only"
@@ -186,9 +185,9 @@ def _nest(
     fragment = tirx.BufferLoad(src.tile.buffer, loops)
     dtype = src.tile.dtype
 
-    shape, whole = [int(e) for e in dst.tile.shape], _shape(epilogue.out)
+    shape, whole = sides(dst.tile.shape), sides(epilogue.out.shape)
     slot = 0  # the leading dimensions in which the output is a slot of the tensor
-    while slot < len(shape) and prod(shape[slot:]) > prod(whole) and dst.extents[slot] == 1:
+    while slot < len(shape) and _is_more(shape[slot:], whole) and dst.extents[slot] == 1:
         slot += 1
     point = _point(place[slot:], shape[slot:], whole, analyzer)
     last = epilogue.value
@@ -214,7 +213,7 @@ def _stored(
 ) -> tirx.Stmt:
     """A store of the product that stores the epilogue's value, which is computed before the product is rounded."""
     product = store.value.value if isinstance(store.value, tirx.Cast) else store.value
-    point = _point(store.indices, _shape(store.buffer), _shape(epilogue.out), analyzer)
+    point = _point(store.indices, sides(store.buffer.shape), sides(epilogue.out.shape), analyzer)
     value = _value(epilogue, product, point, buffers, str(store.buffer.dtype))
     return tirx.BufferStore(store.buffer, value, store.indices)
 
@@ -242,12 +241,29 @@ def _value(
     return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
 
 
+def _is_more(shape: Sequence[Extent], whole: Sequence[Extent]) -> bool:
+    """Whether a shape has more elements than another; of unknown extents they have as many."""
+    known = [extent for extent in (*shape, *whole) if isinstance(extent, int)]
+    return len(known) == len(shape) + len(whole) and prod(known[: len(shape)]) > prod(known[len(shape) :])
+
+
 def _point(
-    place: Sequence[tirx.Expr], shape: Sequence[int], whole: Sequence[int], analyzer: sym.Analyzer
+    place: Sequence[tirx.Expr], shape: Sequence[Extent], whole: Sequence[Extent], analyzer: sym.Analyzer
 ) -> list[tirx.Expr]:
-    """The point of the epilogue's shape at `place` of the kernel's, of which it splits dimensions, or merges some."""
+    """The point of the epilogue's shape at `place` of the kernel's, of which it splits dimensions, or merges some.
+
+    The first dimension of the kernel's, if it isn't known, is those of the epilogue's that are in front of known ones.
+    """
     found: list[tirx.Expr] = []
     dims, places = list(whole), list(zip(place, shape))
+    if shape and not isinstance(shape[0], int):
+        (index, _), rest = places.pop(0), prod(extent for extent in shape[1:] if isinstance(extent, int))
+        least = 1 + max(number for number, extent in enumerate(dims) if not isinstance(extent, int))
+        ends = [end for end in range(least, len(dims) + 1) if prod(map(int, dims[end:])) == rest]
+        if not ends:
+            raise TileError(_NO_SPLIT.format(tuple(whole), tuple(shape)))
+        found += _parts(index, dims[: ends[0]])
+        del dims[: ends[0]]
     while places:
         index, extent = places.pop(0)
         own: list[int] = []
@@ -258,7 +274,7 @@ def _point(
             else:
                 own.append(dims.pop(0))
         if prod(own) != extent:
-            raise TileError(f"the epilogue's shape {tuple(whole)} doesn't split the kernel's {tuple(shape)}")
+            raise TileError(_NO_SPLIT.format(tuple(whole), tuple(shape)))
         for number, size in enumerate(own):
             inner = prod(own[number + 1 :])
             part = index if inner == 1 else tirx.floordiv(index, inner)
@@ -267,5 +283,18 @@ def _point(
     return found + [tirx.IntImm("int32", 0) for _ in dims]
 
 
-def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in buffer.shape)
+def _parts(index: tirx.Expr, dims: Sequence[Extent]) -> list[tirx.Expr]:
+    """The indices in dimensions that are counted as one."""
+    ones = [are_same([extent], [1]) for extent in dims]
+    found: list[tirx.Expr] = []
+    # Of numbers from 0 on the two ways of dividing are one; this one asks for no sign of what isn't known.
+    for number, extent in reversed([*enumerate(dims)]):
+        if ones[number]:
+            found.append(tirx.const(0, str(index.ty)))
+        elif all(ones[:number]):
+            found.append(index)
+        else:
+            size = tirx.Cast(str(index.ty), extent)
+            found.append(tirx.truncmod(index, size))
+            index = tirx.truncdiv(index, size)
+    return found[::-1]

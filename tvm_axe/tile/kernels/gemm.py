@@ -11,14 +11,14 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import Epilogue
-from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, only_used, product_slack, stored
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, counted, only_used, product_slack, stored
 from tvm_axe.tile.kernels.tiling import matmul_knobs
 
 EPILOGUE = ("bias", "activation", "residual", "scaled")
 
 
 def matmul(
-    m: int,
+    m: Any,
     n: int,
     k: int,
     dtype: str,
@@ -37,6 +37,8 @@ def matmul(
 
     Parameters
     ----------
+    m : int or Var
+        How many rows there are; a variable where a call says it.
     dtype : str
         Of A and B: ``"float32"``, ``"tf32"`` (float32 on tensor cores), ``"float16"``, ``"bfloat16"`` or
         ``"float8_e4m3fn"``.
@@ -44,7 +46,7 @@ def matmul(
         `Epilogue`'s: `bias` of (n,) and `residual` of (m, n), both of `out_dtype`; `scaled` by one float32 for A, one
         for B.
     """
-    operand, out, epilogue = stored(dtype), out_dtype or stored(dtype), Epilogue(**options)
+    operand, out, epilogue, rows = stored(dtype), out_dtype or stored(dtype), Epilogue(**options), counted(m)
     b_shape, b_tile = ((n, k), (block_n, block_k)) if transpose_b else ((k, n), (block_k, block_n))
 
     @T.prim_func
@@ -57,7 +59,7 @@ def matmul(
         residual: T.Buffer((m, n), out),
         C: T.Buffer((m, n), out),
     ) -> None:
-        with tile.kernel(tile.cdiv(m, block_m), tile.cdiv(n, block_n), swizzle=swizzle) as (i, j):
+        with tile.kernel(tile.cdiv(rows, block_m), tile.cdiv(n, block_n), swizzle=swizzle) as (i, j):
             a = tile.shared((block_m, block_k), operand)
             b = tile.shared(b_tile, operand)
             c = tile.fragment((block_m, block_n), "float32")
@@ -68,7 +70,7 @@ def matmul(
                 tile.gemm(a, b, c, transpose_b=transpose_b, instruction=instruction)
             if not epilogue.empty:
                 with tile.parallel(block_m, block_n) as (x, y):
-                    if i * block_m + x < m and j * block_n + y < n:
+                    if i * block_m + x < rows and j * block_n + y < n:
                         c[x, y] = epilogue.expression(
                             c[x, y], (i * block_m + x, j * block_n + y), (a_scale, b_scale), bias, residual
                         )

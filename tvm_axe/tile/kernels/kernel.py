@@ -173,6 +173,21 @@ def choose(default: int, *others: int) -> tuple[int, ...]:
     return (default, *(other for other in others if other != default))
 
 
+def counted(rows: Any) -> Any:
+    """How many rows there are, as grids count blocks: a number, or an expression of 32 bits where it isn't known."""
+    return rows if isinstance(rows, int) else tirx.Cast("int32", rows)
+
+
+def has_variables(problem: Problem) -> bool:
+    """Whether it has extents that aren't known."""
+    return any(isinstance(value, tirx.Var) for value in problem.values())
+
+
+def with_extents(problem: Problem, extent: int) -> Problem:
+    """The problem with this number for each extent that isn't known."""
+    return {name: extent if isinstance(value, tirx.Var) else value for name, value in problem.items()}
+
+
 def power_of_two(extent: int) -> int:
     """The smallest power of two that is at least `extent`."""
     return 1 << max(extent - 1, 0).bit_length()

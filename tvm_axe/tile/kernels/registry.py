@@ -44,24 +44,25 @@ _ALL = (
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})
 
 
-def compiles(name: str, target: Target, problem: Problem) -> bool:
-    """Whether a kernel can be compiled for a target with its defaults.
+def compiles(name: str, target: Target, problem: Problem, parameters: Mapping[str, int] = MappingProxyType({})) -> bool:
+    """Whether a kernel can be compiled for a target with its defaults, but for the parameters that are given.
 
     A model asks the same of each of its layers, so what was answered is remembered. Extents that aren't known are
     variables, of one name where they are one.
     """
-    return _compiles(name, str(target), json.dumps(problem, default=lambda extent: {"extent": str(extent.name)}))
+    asked = json.dumps(problem, default=lambda extent: {"extent": str(extent.name)})
+    return _compiles(name, str(target), asked, tuple(parameters.items()))
 
 
 @functools.lru_cache(maxsize=4096)
-def _compiles(name: str, target: str, problem: str) -> bool:
+def _compiles(name: str, target: str, problem: str, given: tuple[tuple[str, int], ...]) -> bool:
     resolved, asked, kernel = Target(json.loads(target)), json.loads(problem), KERNELS[name]
     names = {value["extent"] for value in asked.values() if isinstance(value, dict)}
     extents = {each: tirx.Var(each, "int64") for each in names}
     asked = {key: extents[value["extent"]] if isinstance(value, dict) else value for key, value in asked.items()}
     fewer = kernel.fewer(resolved, asked) if extents else None
     try:
-        for parameters in ({}, *([fewer.parameters] if fewer is not None else [])):
+        for parameters in (dict(given), *([fewer.parameters] if fewer is not None else [])):
             for program in kernel.recipe(resolved, asked, **parameters).programs:
                 lowering.plan(program, resolved)
     except TileError:

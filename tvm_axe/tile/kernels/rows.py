@@ -1,6 +1,6 @@
 """What is computed from whole rows in one pass over memory: RMSNorm, layer norm and softmax.
 
-A row is held on chip between its reading and its writing, so it must fit a block's registers: up to 65536 columns.
+A row is held on chip between its reading and its writing, so it must fit a block's registers: up to 64512 columns.
 How many rows there are may be a variable, which a call knows.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tvm import tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
@@ -26,6 +25,7 @@ from tvm_axe.tile.kernels.kernel import (
     Problem,
     Recipe,
     choose,
+    counted,
     power_of_two,
     rounding_slack,
 )
@@ -140,11 +140,6 @@ def softmax(rows: Any, columns: int, dtype: str, *, block_rows: int) -> Recipe:
 def padded(columns: int) -> int:
     """The width of a tile that holds a row: one that any number of threads' vectors divide."""
     return power_of_two(columns) if columns <= 1024 else -(-columns // 1024) * 1024
-
-
-def counted(rows: Any) -> Any:
-    """How many rows there are, as grids count blocks: a number, or an expression of 32 bits where it isn't known."""
-    return rows if isinstance(rows, int) else tirx.Cast("int32", rows)
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:

@@ -11,16 +11,20 @@ from tvm_axe import tile
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.gemm import inputs, reference
-from tvm_axe.tile.kernels.kernel import Kernel, Knobs, Problem, Recipe, choose, only_used, stored
+from tvm_axe.tile.kernels.kernel import Kernel, Knobs, Problem, Recipe, choose, counted, only_used, stored, with_extents
 from tvm_axe.tile.kernels.tiling import instructions
+
+_MOST = 256
+"""Rows of A that a block has room for at most: what the tensor cores' instructions take at once."""
 
 
 def skinny_matmul(
-    m: int,
+    m: Any,
     n: int,
     k: int,
     dtype: str,
     *,
+    width: int,
     block_n: int,
     block_k: int,
     stages: int = 0,
@@ -31,8 +35,17 @@ def skinny_matmul(
 
     The product is computed transposed, B A^T, so that the weights B come on the side of the tensor cores' instructions
     that takes 64 rows, and A on the side that takes any multiple of 8.
+
+    Parameters
+    ----------
+    m : int or Var
+        How many rows there are; a variable where a call says it.
+    width : int
+        How many rows a block has room for. Where there are more, each `width` of them read all weights once more.
     """
-    operand, width, epilogue = stored(dtype), -(-m // 8) * 8, Epilogue(**options)
+    operand, epilogue, rows = stored(dtype), Epilogue(**options), counted(m)
+    one = isinstance(m, int) and m <= width
+    blocks = () if one else (tile.cdiv(rows, width),)
 
     @T.prim_func
     def skinny_matmul(
@@ -42,19 +55,21 @@ def skinny_matmul(
         residual: T.Buffer((m, n), operand),
         C: T.Buffer((m, n), operand),
     ) -> None:
-        with tile.kernel(tile.cdiv(n, block_n)) as j:
+        with tile.kernel(tile.cdiv(n, block_n), *blocks) as place:
+            j = T.meta_var(place if one else place[0])
+            first = T.meta_var(0 if one else place[1] * width)
             b = tile.shared((block_n, block_k), operand)
             a = tile.shared((width, block_k), operand)
             c = tile.fragment((block_n, width), "float32")
             tile.fill(c, 0)
             for l in tile.pipelined(tile.cdiv(k, block_k), stages=stages or None):
                 tile.copy(B[j * block_n, l * block_k], b)
-                tile.copy(A[0, l * block_k], a)
+                tile.copy(A[first, l * block_k], a)
                 tile.gemm(b, a, c, transpose_b=True, instruction=instruction)
             with tile.parallel(block_n, width) as (y, x):
-                if x < m and j * block_n + y < n:
-                    C[x, j * block_n + y] = T.cast(
-                        epilogue.expression(c[y, x], (x, j * block_n + y), None, bias, residual), operand
+                if first + x < rows and j * block_n + y < n:
+                    C[first + x, j * block_n + y] = T.cast(
+                        epilogue.expression(c[y, x], (first + x, j * block_n + y), None, bias, residual), operand
                     )
 
     return Recipe((only_used(skinny_matmul),), ("A", "B", *epilogue.tensors), ("C",))
@@ -62,13 +77,16 @@ def skinny_matmul(
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
     """Blocks of 64 weight rows unless 128 give every multiprocessor one; steps as deep as leave room for several."""
+    problem = with_extents(problem, _MOST)
     m, n, k, dtype = problem["m"], problem["n"], problem["k"], problem["dtype"]
+    width = {"width": (min(-(-m // 8) * 8, _MOST),)}
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
-        return {"block_n": choose(64, 128, 256), "block_k": choose(256, 128, 512)}
+        return {**width, "block_n": choose(64, 128, 256), "block_k": choose(256, 128, 512)}
     block_n = 128 if n >= 128 * machine.processors else 64
     block_k = 16 if dtype == "float32" else 128 if block_n == 128 or m > 32 or k < 1024 else 256
     return {
+        **width,
         "block_n": choose(block_n, 64, 128, 192, 256),
         "block_k": choose(block_k, 64, 128, 256, 512),
         "stages": choose(0, 3, 4, 5, 6, 8),

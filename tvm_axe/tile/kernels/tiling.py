@@ -6,9 +6,10 @@ import math
 
 from tvm.target import Target
 
+from tvm_axe.defaults import VALUES
 from tvm_axe.machines import Cpu, Gpu, machine_of
 from tvm_axe.machines.register_tiles import half_cycles
-from tvm_axe.tile.kernels.kernel import Knobs, Problem, choose
+from tvm_axe.tile.kernels.kernel import Knobs, Problem, choose, with_extents
 
 _BLOCKS = {
     "mma": ((128, 256), (128, 128), (128, 64), (64, 64)),
@@ -53,8 +54,10 @@ def instructions(gpu: Gpu, dtype: str) -> Knobs:
 def matmul_knobs(target: Target, problem: Problem) -> Knobs:
     """Tiles of a product of (m, k) and (k, n).
 
-    By default they are the block with the least time, by `gpu_block`, and on a CPU by `cpu_block`.
+    By default they are the block with the least time, by `gpu_block`, and on a CPU by `cpu_block`; of an unknown number
+    of rows that of many.
     """
+    problem = with_extents(problem, VALUES[-1])
     m, n, dtype = problem["m"], problem["n"], problem["dtype"]
     machine = machine_of(target)
     if not isinstance(machine, Gpu):

@@ -24,11 +24,9 @@ from tvm_axe.tile.nodes import Print
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.profiling import Samples
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.targets.cuda.fragments.infer import find_shared_out_badly
 from tvm_axe.tile.targets.cuda.models import decide, lower
 from tvm_axe.tile.targets.cuda.plan import CudaPlan
 from tvm_axe.tile.targets.cuda.residency import describe, find_slow
-from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
 
 __all__ = ["CudaBackend", "CudaTileBackend"]
 
@@ -109,8 +107,7 @@ class CudaTileBackend(CudaBackend, TileBackend):
         # One that prints has a stack for that, and isn't what is to be fast.
         if found is None or any(isinstance(node, Print) for node in plan.program.nodes()):
             return []
-        copied = find_shared_out_badly(plan.fragments, plan.threads) if isinstance(plan, UniformPlan) else []
-        return [*find_slow(found), *copied]
+        return find_slow(found)
 
 
 def _resources_of(plan: Plan, built: Built) -> Resources | None:

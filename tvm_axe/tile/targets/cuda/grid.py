@@ -105,6 +105,13 @@ def decide_grid(
     elif fills_processor and isinstance(tiles, int) and tiles > most and not uneven:
         persistent = True
         decisions.add("grid", f"{most} persistent blocks", f"{tiles} tiles of equal work: loads of the next run ahead")
+    elif fills_processor and not isinstance(tiles, int) and not uneven:
+        persistent = True
+        decisions.add(
+            "grid",
+            f"at most {most} persistent blocks",
+            "any number of tiles of equal work: loads of the next run ahead",
+        )
     else:
         why = (
             "extents of loops differ from tile to tile"

@@ -1,7 +1,8 @@
-"""Adding to memory that other blocks add to at the same time, and keeping the larger or the smaller there.
+"""Adding to what a tensor holds, or a tile in shared memory, and keeping the larger or the smaller there.
 
-Blocks run in parallel threads, so it must be one operation. TensorIR has none for CPUs; it comes in as a function in
-LLVM's language, which makes a loop around compare-and-exchange of it where the CPU can't add floats in one.
+A tensor's elements other blocks join with values at the same time, in parallel threads, so it must be one operation.
+TensorIR has none for CPUs; it comes in as a function in LLVM's language, which makes a loop around compare-and-exchange
+of it where the CPU can't add floats in one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.llvm.conversions import NARROW, rounded
+from tvm_axe.tile.targets.llvm.writer import Writer
 
 _TYPES = {
     "float32": ("float", "fadd"),
@@ -130,8 +133,17 @@ def _of_floats(kind: str, dtype: str) -> str:
     )
 
 
-def join(kind: str, buffer: Any, indices: Sequence[Any], value: Any) -> None:
-    """Emit the joining of `value`, a number of the type that the buffer's elements are computed with."""
+def join(writer: Writer, kind: str, tile: Tile, indices: Sequence[Any], value: Any) -> None:
+    """Emit the joining of `value`, a number of the type that the tile's elements are computed with.
+
+    What is on chip one thread has alone, which goes over the points in order.
+    """
+    if tile.scope != "global":
+        held, value = writer.load(tile, indices), T.bind(value)
+        stays = T.Or(value > held if kind == "max" else value < held, value != value)
+        writer.store(tile, indices, held + value if kind == "add" else T.Select(stays, value, held))
+        return
+    buffer, where = writer.at(tile, indices)
     dtype = str(buffer.dtype)
     value = rounded(value, dtype) if dtype in NARROW else value
-    T.evaluate(T.call_extern("void", f"axe_atomic_{kind}_{dtype}", T.address_of(buffer[tuple(indices)]), value))
+    T.evaluate(T.call_extern("void", f"axe_atomic_{kind}_{dtype}", T.address_of(buffer[tuple(where)]), value))

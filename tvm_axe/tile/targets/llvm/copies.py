@@ -35,8 +35,7 @@ def write_copy(writer: Writer, node: Copy) -> None:
     def element(point: list[Any]) -> None:
         value = writer.load(node.src.tile, src.at(point))
         if node.atomic:
-            buffer, where = writer.at(node.dst.tile, dst.at(point))
-            join(node.atomic, buffer, where, convert(value, dtype))
+            join(writer, node.atomic, node.dst.tile, dst.at(point), convert(value, dtype))
         else:
             writer.store(node.dst.tile, dst.at(point), convert(value, dtype), exact=exact)
 

@@ -19,6 +19,12 @@ from tvm_axe.tile.targets.llvm.atomics import join
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
 from tvm_axe.tile.targets.llvm.writer import Writer, points
+from tvm_axe.tile.walking import variables_in
+
+_MOST_CHOICES = 2
+"""Upstream's code generator simplifies the value of a name with those of others in their places, where a value that is
+used twice stands twice. So of a name that is made of so many choices it sees an element in memory, which LLVM holds in
+a register."""
 
 
 def write_parallel(writer: Writer, node: Parallel) -> None:
@@ -38,6 +44,7 @@ def write_parallel(writer: Writer, node: Parallel) -> None:
     order = [dim for dim in range(len(spans)) if dim != inner] + [inner]
     body = _Body(writer, node, stmt, node.vars[inner])
     lanes = writer.plan.machine.lanes("float32") if body.by_vectors else 1
+    body.allocate(lanes)
 
     def element(point: list[Any]) -> None:
         for dim, index in zip(order, point):
@@ -94,6 +101,9 @@ class _Body:
         for var, extent in zip(node.vars, node.extents):
             self.analyzer.bind(var, ir.Range.from_min_extent(0, extent))
         self.varies = {lane}
+        self.choices: dict[tirx.Var, int] = {}  # how many that follow from one another a name's value is made of
+        self.rooms: dict[tirx.Var, Any] = {}  # of names that are held in memory: where
+        tvm_ffi.structural_walk(stmt, (tirx.Bind, self._count))
         self.by_vectors = self._statement(stmt, False)
 
     # ---- Whether vectors can do it ---------------------------------------------------------------------------
@@ -133,6 +143,21 @@ class _Body:
             tvm_ffi.structural_walk(value, ((ir.TensorLoad, on_load), (ir.Call, on_call)))
         return all(fine)
 
+    def _count(self, bind: tirx.Bind) -> None:
+        """Count the choices that a name's value is made of."""
+        depth = max((self.choices.get(var, 0) for var in variables_in(bind.value)), default=0)
+        self.choices[bind.var] = depth + (
+            _finds(bind.value, ir.Call, is_choice) or _finds(bind.value, tirx.Select, lambda select: True)
+        )
+        if self.choices[bind.var] >= _MOST_CHOICES and str(bind.value.ty.dtype) != "bool":
+            self.choices[bind.var], self.rooms[bind.var] = 0, None
+
+    def allocate(self, lanes: int) -> None:
+        """Make room for the names that are held in memory."""
+        for name in self.rooms:
+            dtype = compute_dtype(str(name.ty.dtype))
+            self.rooms[name] = T.alloc_buffer((lanes,), dtype, scope="local")
+
     def _differs(self, value: Any) -> bool:
         """Whether lanes have different values of an expression."""
         return _finds(value, tirx.Var, lambda var: var in self.varies)
@@ -149,7 +174,7 @@ class _Body:
             for inner in stmt.seq:
                 self.write(inner, chosen)
         elif isinstance(stmt, tirx.Bind):
-            self.writer.scalars[stmt.var] = self._named(self._value(stmt.value))
+            self.writer.scalars[stmt.var] = self._held(stmt.var, self._value(stmt.value))
         elif isinstance(stmt, tirx.IfThenElse):
             self._if(stmt, chosen)
         else:
@@ -162,7 +187,7 @@ class _Body:
         rounds = isinstance(given, tirx.Cast) and str(given.ty.dtype) == tile.dtype  # as storing does
         value = convert(self._value(given.value if rounds else given), compute_dtype(tile.dtype))
         if how is not None:
-            join(how[0], *self.writer.at(tile, indices), value)
+            join(self.writer, how[0], tile, indices, value)
             return
         if chosen is not None:
             value = T.Select(chosen, value, self.writer.load(tile, indices))
@@ -182,6 +207,13 @@ class _Body:
             if stmt.else_case is not None:
                 with T.Else():
                     self.write(stmt.else_case, chosen)
+
+    def _held(self, name: tirx.Var, value: Any) -> Any:
+        """What stands for a name, whose value is computed once."""
+        if name not in self.rooms:
+            return self._named(value)
+        T.buffer_store(self.rooms[name], value, [self.writer.lane])
+        return self.rooms[name][self.writer.lane]
 
     def _named(self, value: Any) -> Any:
         """The value, computed once; upstream can't name a vector of bools."""

@@ -61,8 +61,9 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
     imported = [guards.SOURCE] if check_bounds else []
     meets = plan.serial
     imported += [flags.SOURCE] if meets else []
-    joins = {(kind, tile.dtype): None for node in program.nodes() for tile, kind in node.joins}
-    imported += [atomics.source(kind, dtype) for kind, dtype in joins]
+    joins = (join for node in program.nodes() for join in node.joins if join[0].scope == "global")
+    kinds = dict.fromkeys((kind, tile.dtype) for tile, kind in joins)
+    imported += [atomics.source(kind, dtype) for kind, dtype in kinds]
     imported += printing(program)
     imported += [philox.source()] if draws(program.func) else []
     extents = [extent for _, extent in program.grid]

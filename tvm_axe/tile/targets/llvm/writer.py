@@ -32,12 +32,15 @@ class Writer:
         The buffers of the tiles on chip.
     scalars : dict from Var
         What the program's variables have become.
+    lane : int or Var
+        The place in its vector of the point that is written.
     """
 
     plan: CpuPlan
     guards: Guards | None
     buffers: dict[Tile, Any] = field(default_factory=dict)
     scalars: dict[tirx.Var, Any] = field(default_factory=dict)
+    lane: Any = 0
 
     def __post_init__(self) -> None:
         self.analyzer = self.plan.program.analyzer()
@@ -145,14 +148,17 @@ def points(
                     for first, last, width in split(0, panel, lanes):
                         for at in range(first, last, width):
                             with vector(width) as lane:
+                                writer.lane = lane
                                 body([*indices, p * panel + (at + lane)])
             start = whole * panel
         for first, last, width in split(start, stop, lanes):
             if width == 1:
                 with T.serial(last - first) as i:
+                    writer.lane = 0
                     body([*indices, first + i])
             else:
                 with T.serial((last - first) // width) as i, vector(width) as lane:
+                    writer.lane = lane
                     body([*indices, first + i * width + lane])
 
 

@@ -8,7 +8,6 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.layout import Layout
 from tvm_axe.machines.cache import Cache
-from tvm_axe.tile.targets.cuda.fragments.infer import find_shared_out_badly
 
 
 @T.prim_func
@@ -55,24 +54,46 @@ def counted(X: T.Buffer((64,), "int32"), counts: T.Buffer((4,), "int32")):
         tile.atomic_add(1, counts[X[b] % 4])
 
 
+@T.prim_func
+def uneven(X: T.Buffer((6, 777), "float32"), Y: T.Buffer((6, 777), "float32"), first: T.Buffer((6, 3), "int32")):
+    with tile.kernel(2) as b:  # rows that no threads divide, which hold them as if they were longer
+        x = tile.fragment((3, 777), "float32")
+        most = tile.fragment((3,), "float32")
+        total = tile.fragment((3,), "float32")
+        at = tile.fragment((3, 3), "int32")
+        tile.copy(X[b * 3, 0], x)
+        tile.max(x, most)
+        tile.top_k(x, None, at)
+        with tile.parallel(3, 777) as (i, j):
+            x[i, j] = T.exp(x[i, j] - most[i])
+        tile.sum(x, total)
+        with tile.parallel(3, 777) as (i, j):
+            x[i, j] = x[i, j] / total[i]
+        tile.copy(x, Y[b * 3, 0])
+        tile.copy(at, first[b * 3, 0])
+
+
 def given(rng):
     """Of each program: its arguments, and what is expected of some of them, by position."""
-    x, y, z = (normal(rng, shape) for shape in ((32, 32), 40, (2, 32, 16)))
+    x, y, z, rows = (normal(rng, shape) for shape in ((32, 32), 40, (2, 32, 16), (6, 777)))
     at, count = rng.permutation(40).astype("int32"), rng.integers(0, 99, 64).astype("int32")
     shifted, points = np.zeros(40), np.arange(39)
     shifted[at[:39]] = np.where(points > 3, y[points - 1], y[0])
     sums = z.astype("float64").sum(axis=2)
     for k in range(31):
         sums[:, k + 1] -= sums[:, k] * 0.5
+    exps = np.exp(rows.astype("float64") - rows.max(axis=1, keepdims=True))
+    softmax, largest = exps / exps.sum(axis=1, keepdims=True), np.argsort(-rows, axis=1)[:, :3]
     return {
         crossed: ([x, poison((32, 32))], {1: x + x.T}),
         gathered: ([y, at, poison(40)], {2: shifted}),
         solved: ([z, poison((2, 32)), poison(2)], {1: sums, 2: sums[:, 31] + z[:, 19, :8].max(axis=1)}),
         counted: ([count, np.zeros(4, "int32")], {1: np.bincount(count % 4, minlength=4)}),
+        uneven: ([rows, poison((6, 777)), np.full((6, 3), 7, "int32")], {1: softmax, 2: largest}),
     }
 
 
-PROGRAMS = (crossed, gathered, solved, counted)
+PROGRAMS = (crossed, gathered, solved, counted, uneven)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.attrs["global_symbol"])
@@ -88,6 +109,7 @@ def test_planned_and_explained(target):
     assert "parallel 39 into y: x through 160 bytes" in found[gathered]
     assert "parallel 39 into y: y through 160 bytes" in found[gathered]
     assert "parallel 1 into y: y through 128 bytes" in found[solved]
+    assert "as if it were [3, 896]" in found[uneven] and "through" not in found[uneven]
     for program in PROGRAMS:
         tile.lower(program, target)
 
@@ -113,20 +135,3 @@ def test_on_a_gpu(cuda, tmp_path, program):
     tile.compile(program, "cuda", Cache(tmp_path))(*arrays)
     for position, want in expected.items():
         np.testing.assert_allclose(arrays[position], want, rtol=1e-5, atol=1e-5)
-
-
-def test_few_threads_that_have_elements_of_their_own_are_named():
-    def found(width):
-        @T.prim_func
-        def copied(X: T.Buffer((8, width), "float32"), Y: T.Buffer((8, width), "float32")):
-            with tile.kernel(8, threads=128) as r:
-                x = tile.fragment((width,), "float32")
-                tile.copy(X[r, 0], x)
-                tile.copy(x, Y[r, 0])
-
-        plan = tile.plan(copied, "cuda:sm_80")
-        return find_shared_out_badly(plan.fragments, plan.threads)
-
-    (said,) = found(1000)
-    assert "is held by 8 threads of 128" in said and "1024 columns avoid it" in said
-    assert not found(1024) and not found(96)

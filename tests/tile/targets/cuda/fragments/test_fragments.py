@@ -1,5 +1,7 @@
 """Fragments: which thread holds which element, what follows for others, and what is refused."""
 
+import math
+
 import numpy as np
 import programs_uniform as programs
 import pytest
@@ -30,9 +32,9 @@ def places(layout, shape, threads):
 
 
 FRAGMENTS = [
-    (coalesced((16, 64), 8, 128), (16, 64), 128),
-    (coalesced((3, 40), 8, 64), (3, 40), 64),
-    (coalesced((5,), 4, 32), (5,), 32),
+    (*coalesced((16, 64), 8, 128), 128),
+    (*coalesced((3, 40), 8, 64), 64),
+    (*coalesced((5,), 4, 32), 32),
     (mma.accumulator(64, 48, mma.Warps(2, 2, 1)), (64, 48), 128),
     (mma.left_operand(32, 64, mma.Warps(2, 2, 1)), (32, 64), 128),
     (fma.accumulator(48, 64, 16, 128), (48, 64), 128),
@@ -53,9 +55,9 @@ def test_walks_meet_what_threads_hold(layout, shape, threads):
     walk = FragmentWalk(held, (0,) * len(shape), shape)
     assert walk.inside.all()
     base, steps = find_registers(walk, held, walk.points)
-    registers = base + np.indices([d.extent for d in walk.digits]).reshape(len(walk.digits), -1).T @ np.array(
-        steps, dtype=int
-    )
+    registers = base + np.indices([d.extent for d in walk.digits]).reshape(
+        len(walk.digits), held.registers
+    ).T @ np.array(steps, dtype=int)
     assert np.array_equal(held.table[:, registers], linear(walk.points, shape))
     assert covers(walk, held, walk.points)
 
@@ -77,7 +79,7 @@ def test_a_projection_is_held_wherever_it_is_needed(layout, shape, threads, axis
 
 
 def test_what_another_thread_holds_is_not_found():
-    rows, columns = (FragmentLayout(coalesced(shape, 4, 32), (8, 16), 32) for shape in ((8, 16), (8, 16)))
+    rows, columns = (FragmentLayout(*coalesced(shape, 4, 32), 32) for shape in ((8, 16), (8, 16)))
     walk = FragmentWalk(rows, (0, 0), (8, 16))
     assert find_registers(walk, columns, [walk.points[0], 15 - walk.points[1]]) is None
     with pytest.raises(TileError, match="indexed from 1 to 8; valid is 0 to 7"):
@@ -144,10 +146,22 @@ def test_layouts_follow_from_products_and_reductions():
     assert "max of s" in held["top"].origin and "mma" in held["s"].origin
 
 
+@pytest.mark.parametrize("shape", [(777,), (1, 1000), (4, 777), (7, 33), (3, 5, 9), (2, 24), (40, 6)])
+@pytest.mark.parametrize("threads", [64, 96, 128])
+def test_extents_that_few_threads_divide_are_padded(shape, threads):
+    layout, padded = coalesced(shape, 8, threads)
+    held = FragmentLayout(layout, padded, threads)
+    assert all(extent <= to for extent, to in zip(shape, padded, strict=True))
+    assert held.registers < max(8, 4 * math.prod(shape) / threads)
+    walk = FragmentWalk(held, (0,) * len(shape), shape)
+    met = np.ravel_multi_index([axis[walk.inside] for axis in walk.points], shape)
+    assert set(met) == set(range(math.prod(shape)))
+
+
 def test_what_nothing_fixes_is_coalesced():
     read = tile.read(programs.transposed(128, 128, "bfloat16"))
     ((_, found),) = infer(read, {}, 256).items()
-    assert found.layout == coalesced((64, 64), 8, 256)
+    assert (found.layout, found.shape) == coalesced((64, 64), 8, 256)
     assert "8 neighbours a thread" in found.origin
 
 

@@ -1,4 +1,4 @@
-"""Values joined with what global memory holds: one instruction where there is one, else a loop around atomicCAS."""
+"""Values joined with what memory holds: one instruction where there is one, else a loop around atomicCAS."""
 
 from __future__ import annotations
 

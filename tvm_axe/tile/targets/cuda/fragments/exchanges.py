@@ -214,7 +214,7 @@ def decide(program: TileProgram, fragments: Mapping[Tile, LayoutChoice], threads
 def held_of(node: Parallel, fragments: Mapping[Tile, LayoutChoice], threads: int) -> dict[Tile, FragmentLayout]:
     """The layouts of what a node accesses in registers."""
     tiles = dict.fromkeys(tile for tile, _, _ in node.accesses if tile in fragments)
-    return {tile: FragmentLayout(fragments[tile].layout, tile.shape, threads) for tile in tiles}
+    return {tile: FragmentLayout(fragments[tile].layout, fragments[tile].shape, threads) for tile in tiles}
 
 
 def registers_of(emitter: Emitter, node: Parallel) -> dict[Tile, FragmentLayout]:

@@ -40,9 +40,6 @@ from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD, everywhere, projected
 
-_FREE = "nothing else fixes it"
-"""How the origin begins of a layout that is for fast access to memory alone."""
-
 
 @dataclass(frozen=True)
 class LayoutChoice:
@@ -52,11 +49,14 @@ class LayoutChoice:
     ----------
     layout : Layout
         Where its elements lie, over the axes ``tx`` and ``m``.
+    shape : tuple of int
+        The extents of what `layout` places: the tile's, or more, of which those behind the tile's end hold nothing.
     origin : str
         The node and the rule, or the annotation.
     """
 
     layout: Layout
+    shape: tuple[int, ...]
     origin: str
 
 
@@ -81,12 +81,12 @@ def infer(program: TileProgram, fixed: Mapping[Tile, LayoutChoice], threads: int
     for tile in program.tiles:
         if tile.scope == "local":
             held[tile] = LayoutChoice(
-                everywhere(math.prod(tile.shape), threads), "every thread holds all of a local tile"
+                everywhere(math.prod(tile.shape), threads), tile.shape, "every thread holds all of a local tile"
             )
         elif tile.scope == "fragment" and tile.layout is not None:
             if isinstance(tile.layout, ComposeLayout):
                 raise TileError(f"{tile}: layout {tile.layout}: registers have no swizzle; valid is a Layout")
-            held[tile] = LayoutChoice(tile.layout, "its annotation")
+            held[tile] = LayoutChoice(tile.layout, tile.shape, "its annotation")
         elif tile in fixed:
             held[tile] = fixed[tile]
     nodes = list(program.nodes())
@@ -98,55 +98,70 @@ def infer(program: TileProgram, fixed: Mapping[Tile, LayoutChoice], threads: int
             return held
         tile = max(free, key=lambda tile: math.prod(tile.shape))
         vector = max([128 // _bits(memory) for memory in _memory_of(tile, nodes)] or [128 // _bits(tile)])
+        layout, shape = coalesced(tile.shape, vector, threads)
+        padded = "" if shape == tile.shape else f", as if it were {list(shape)}, which the threads divide"
         held[tile] = LayoutChoice(
-            coalesced(tile.shape, vector, threads), f"{_FREE}: {vector} neighbours a thread, coalesced"
+            layout, shape, f"nothing else fixes it: up to {vector} neighbours a thread, coalesced{padded}"
         )
 
 
-def coalesced(shape: Sequence[int], vector: int, threads: int) -> Layout:
-    """The layout for fast access to memory: see the module. What the threads are too many for is held in copies.
+def coalesced(shape: Sequence[int], vector: int, threads: int) -> tuple[Layout, tuple[int, ...]]:
+    """The layout for fast access to memory, and the extents that it places: see the module.
 
-    A thread's vector is shorter than `vector` where that puts more threads to work.
+    A thread's vector is shorter than `vector` where that puts more threads to work. What the threads are too many for
+    is held in copies. Extents that few threads divide are padded where a thread then holds at most half as many.
 
-    >>> print(coalesced((16, 64), 8, 128))
-    S[(128, 8) : (1@tx, 1)]
-    >>> print(coalesced((1, 640), 8, 128))
-    S[(5, 128) : (1, 1@tx)]
-    >>> print(coalesced((2, 24), 8, 32))
-    S[(2, 3, 8) : (8@tx, 1, 1@tx)] + R[2 : 16@tx]
+    >>> print(*coalesced((16, 64), 8, 128))
+    S[(128, 8) : (1@tx, 1)] (16, 64)
+    >>> print(*coalesced((1, 640), 8, 128))
+    S[(5, 128) : (1, 1@tx)] (1, 640)
+    >>> print(*coalesced((2, 24), 8, 32))
+    S[(2, 3, 8) : (8@tx, 1, 1@tx)] + R[2 : 16@tx] (2, 24)
+    >>> print(*coalesced((4, 777), 4, 128))
+    S[(28, 128) : (1, 1@tx)] (4, 896)
     """
     vectors = [
         length for length in (vector >> shift for shift in range(vector.bit_length())) if shape[-1] % length == 0
     ]
-    layouts = [_spread(shape, length, threads) for length in vectors]
-    return max(layouts, key=lambda layout: int(layout.size(THREAD))).canonicalize()
+    even = [_spread(shape, length, threads, math.gcd) for length in vectors]
+    best = max(even, key=lambda held: int(held[0].size(THREAD)))
+    padded = [_spread(shape, length, threads, _rounded) for length in vectors]
+    least = min(_registers(layout) for layout, _ in padded)
+    if 2 * least <= _registers(best[0]):
+        best = next(held for held in padded if 4 * _registers(held[0]) <= 5 * least)
+    return best[0].canonicalize(), best[1]
 
 
-def _spread(shape: Sequence[int], vector: int, threads: int) -> Layout:
+def _spread(
+    shape: Sequence[int], vector: int, threads: int, shared_out: Callable[[int, int], int]
+) -> tuple[Layout, tuple[int, ...]]:
+    """A layout of `vector` neighbours a thread, and the extents that it places.
+
+    Over how many threads an extent goes, of those that are left, `shared_out` says.
+    """
     iters: list[Iter] = []
+    extents: list[int] = []
     stride, register = 1, vector
     for extent in [shape[-1] // vector, *reversed(shape[:-1])]:
-        across = math.gcd(extent, threads // stride)
+        across = shared_out(extent, threads // stride)
+        inside = -(-extent // across)
         iters.insert(0, Iter(across, stride, THREAD))
-        iters.insert(0, Iter(extent // across, register, REGISTER))
-        stride, register = stride * across, register * (extent // across)
+        iters.insert(0, Iter(inside, register, REGISTER))
+        extents.insert(0, inside * across)
+        stride, register = stride * across, register * inside
     iters.append(Iter(vector, 1, REGISTER))
-    return Layout(iters, [Iter(threads // stride, stride, THREAD)])
+    extents[-1] *= vector
+    return Layout(iters, [Iter(threads // stride, stride, THREAD)]), tuple(extents)
 
 
-def find_shared_out_badly(fragments: Mapping[Tile, LayoutChoice], threads: int) -> list[str]:
-    """Which fragments have elements for all threads but few threads that divide them, and what avoids that."""
-    found = []
-    for tile, held in fragments.items():
-        holders = int(held.layout.size(THREAD))
-        if held.origin.startswith(_FREE) and 4 * holders <= threads <= math.prod(tile.shape):
-            wide = 1 << (tile.shape[-1] - 1).bit_length()
-            better = f"{wide} columns" if wide != tile.shape[-1] else "rows with more factors of two"
-            found.append(
-                f"{tile} is held by {holders} threads of {threads}, whose work the others do again, since few threads "
-                f"divide its extents; {better} avoid it: a copy fills what is outside of a tensor with zeros"
-            )
-    return found
+def _rounded(extent: int, threads: int) -> int:
+    """How many threads a padded extent goes over: all, or the next power of two, by which shuffles reduce."""
+    wide = 1 << (extent - 1).bit_length()
+    return threads if extent >= threads else wide if threads % wide == 0 else threads & -threads
+
+
+def _registers(layout: Layout) -> int:
+    return int(layout.span(REGISTER))
 
 
 def _bits(tile: Tile) -> int:
@@ -164,14 +179,17 @@ def _memory_of(tile: Tile, nodes: Sequence[Node]) -> Iterator[Tile]:
                     yield other
 
 
-def reduced_layout(region: Region, held: Mapping[Tile, LayoutChoice], threads: int) -> Layout | None:
-    """The layout in which a region is reduced: a fragment's own; of memory, or a part, the one that it is loaded in.
+def reduced_layout(
+    region: Region, held: Mapping[Tile, LayoutChoice], threads: int
+) -> tuple[Layout, tuple[int, ...]] | None:
+    """The layout in which a region is reduced, and the extents that it places.
 
-    None if the fragment has none yet.
+    It is a fragment's own; of memory, or a part, the one that it is loaded in. None if the fragment has none yet.
     """
     if region.tile.scope in ("shared", "global") or not region.whole:
         return coalesced(region.extents, 128 // _bits(region.tile), threads)
-    return held[region.tile].layout if region.tile in held else None
+    own = held.get(region.tile)
+    return None if own is None else (own.layout, own.shape)
 
 
 def _propagate(node: Node, held: dict[Tile, LayoutChoice], threads: int) -> bool:
@@ -185,18 +203,27 @@ def _nothing(node: Node, held: dict[Tile, LayoutChoice], threads: int) -> bool:
 
 
 def _along_reduce(node: Reduce, held: dict[Tile, LayoutChoice], threads: int) -> bool:
-    dst, shape = node.dst.tile, node.src.extents
-    layout = reduced_layout(node.src, held, threads)
-    if layout is None or dst in held or dst.scope != "fragment" or not layout.admits(shape):
+    dst, reduced = node.dst.tile, reduced_layout(node.src, held, threads)
+    if reduced is None or dst in held or dst.scope != "fragment" or not reduced[0].admits(reduced[1]):
         return False
+    layout, shape = reduced
     kept = [d for d in range(len(shape)) if d != node.axis]
-    held[dst] = LayoutChoice(projected(layout, shape, kept), f"{node}, without the reduced axis")
+    rows = padded_rows(dst.shape, [node.src.extents[d] for d in kept], [shape[d] for d in kept])
+    held[dst] = LayoutChoice(projected(layout, shape, kept), rows, f"{node}, without the reduced axis")
     return True
 
 
-def ordered_layout(node: Sort, layout: Layout) -> Layout:
-    """The layout of a result that is searched in a source of `layout`: who has a part of a line has its results."""
-    shape = node.src.extents
+def padded_rows(shape: Sequence[int], extents: Sequence[int], padded: Sequence[int]) -> tuple[int, ...]:
+    """`shape`, which is `extents` up to ones, with the extents that these are padded to."""
+    wide = iter([to for extent, to in zip(extents, padded) if extent != 1])
+    return tuple(1 if extent == 1 else next(wide, extent) for extent in shape)
+
+
+def ordered_layout(node: Sort, layout: Layout, shape: Sequence[int]) -> Layout:
+    """The layout of a result that is searched in a source of `layout`: who has a part of a line has its results.
+
+    `shape` are the extents that the source's layout places.
+    """
     lines = projected(layout, shape, [d for d in range(len(shape)) if d != node.axis])
     if not node.keeps_axis:
         return lines
@@ -205,12 +232,16 @@ def ordered_layout(node: Sort, layout: Layout) -> Layout:
 
 
 def _along_sort(node: Sort, held: dict[Tile, LayoutChoice], threads: int) -> bool:
-    layout = reduced_layout(node.src, held, threads)
-    if layout is None or not by_passes(node) or not layout.admits(node.src.extents):
+    ordered = reduced_layout(node.src, held, threads)
+    if ordered is None or not by_passes(node) or not ordered[0].admits(ordered[1]):
         return False
+    layout, shape = ordered
+    kept = [d for d in range(len(shape)) if d != node.axis]
+    extents, padded = ([each[d] for d in kept] for each in (node.src.extents, shape))
     free = [region.tile for region in node.results if region.tile.scope == "fragment" and region.tile not in held]
     for tile in free:
-        held[tile] = LayoutChoice(ordered_layout(node, layout), f"{node}, where the lines are")
+        rows = padded_rows(tile.shape, extents, padded)
+        held[tile] = LayoutChoice(ordered_layout(node, layout, shape), rows, f"{node}, where the lines are")
     return bool(free)
 
 
@@ -220,30 +251,36 @@ def _along_copy(node: Copy | Scan, held: dict[Tile, LayoutChoice], threads: int)
         return False
     for tile, other in (pair, pair[::-1]):
         if tile in held and other not in held:
-            held[other] = LayoutChoice(held[tile].layout, f"{node}, the layout of {tile.name}")
+            own = held[tile]
+            shape = padded_rows(other.shape, tile.shape, own.shape)
+            held[other] = LayoutChoice(own.layout, shape, f"{node}, the layout of {tile.name}")
             return True
     return False
 
 
 def _along_parallel(node: Parallel, held: dict[Tile, LayoutChoice], threads: int) -> bool:
     """From the first fragment that all coordinates go over, to those that some of them go over."""
-    places = {tile: _places(node, tile, indices) for tile, indices, _ in node.accesses if tile.scope == "fragment"}
+    accessed = {tile: _places(node, tile, indices) for tile, indices, _ in node.accesses if tile.scope == "fragment"}
     wide = [v for v, extent in enumerate(node.extents) if extent != 1]
     known = [
-        (tile, place) for tile, place in places.items() if tile in held and place and set(wide) <= {*place.values()}
+        (tile, place) for tile, place in accessed.items() if tile in held and place and set(wide) <= {*place.values()}
     ]
     if not known:
         return False
     tile, place = known[0]
     dimension_of = {var: dimension for dimension, var in place.items()}
     found = False
-    for other, own in places.items():
+    for other, own in accessed.items():
         if other in held or own is None:
             continue
         # What a coordinate of extent 1 goes over has no steps, and needs no dimension.
         dimensions = [dimension_of[var] for var in own.values() if node.extents[var] != 1]
+        layout, shape, origin = held[tile].layout, held[tile].shape, held[tile].origin
+        places = {dimension: shape[dimension_of[var]] for dimension, var in own.items() if node.extents[var] != 1}
         held[other] = LayoutChoice(
-            projected(held[tile].layout, tile.shape, dimensions), f"{node}, along {tile.name}, from {held[tile].origin}"
+            projected(layout, shape, dimensions),
+            tuple(places.get(dimension, 1) for dimension in range(len(other.shape))),
+            f"{node}, along {tile.name}, from {origin}",
         )
         found = True
     return found

@@ -52,8 +52,9 @@ def reduce(emitter: Emitter, node: Reduce) -> None:
     emitter, own = loaded(emitter, node, node.src)
     target, node = node.dst, replace(node, src=own)
     src, kept = emitter.registers(node.src.tile), [d for d in range(len(node.src.extents)) if d != node.axis]
-    if not (target.whole and _holds_rows(emitter.storages[target.tile], src.fragment, node.axis)):
-        layout = projected(src.fragment.layout, node.src.extents, kept)
+    if not (target.whole and _holds_rows(emitter.storages[target.tile], src.fragment, node)):
+        padded = src.fragment.shape
+        layout = projected(src.fragment.layout, padded, kept), tuple(padded[d] for d in kept) or (1,)
         emitter, held = in_registers(emitter, target, layout, tuple(node.src.extents[d] for d in kept) or (1,))
         if node.accumulate:
             copy(emitter, Copy(held, target, None))
@@ -64,21 +65,26 @@ def reduce(emitter: Emitter, node: Reduce) -> None:
         copy(emitter, Copy(target, node.dst, None))
 
 
-def _rows_held(walk: FragmentWalk, axis: int, dst: FragmentLayout) -> tuple[int, list[int]] | None:
-    """Where, at each step of a walk over the source, the result of its row is in `dst`; None if threads lack it."""
-    kept = [d for d in range(len(walk.extents)) if d != axis]
+def _rows_held(src: FragmentLayout, node: Reduce, dst: FragmentLayout) -> tuple[int, list[int]] | None:
+    """Where, at each step of a walk over the source, the result of its row is in `dst`; None if threads lack it.
+
+    Threads that hold nothing of a row but what it is padded with have its result, too.
+    """
+    box = (*node.src.extents[: node.axis], src.shape[node.axis], *node.src.extents[node.axis + 1 :])
+    walk = FragmentWalk(src, (0,) * len(box), box)
+    kept = [d for d in range(len(walk.extents)) if d != node.axis]
     points, extents = [walk.points[d] for d in kept], [walk.extents[d] for d in kept]
     position = linear(points, extents) if points else np.zeros_like(walk.inside, dtype=np.int64)
-    index = list(np.unravel_index(position, dst.shape))
+    index = list(np.unravel_index(np.where(walk.inside, position, 0), node.dst.extents))
     found = find_registers(walk, dst, index)
     return found if found is not None and covers(walk, dst, index) else None
 
 
-def _holds_rows(dst: Registers | Memory, src: FragmentLayout, axis: int) -> bool:
+def _holds_rows(dst: Registers | Memory, src: FragmentLayout, node: Reduce) -> bool:
     """Whether each thread that holds a part of a row holds the row's result, and no other thread does."""
     if isinstance(dst, Memory):
         return False
-    return _rows_held(FragmentWalk(src, (0,) * len(src.shape), src.shape), axis, dst.fragment) is not None
+    return _rows_held(src, node, dst.fragment) is not None
 
 
 def loaded(emitter: Emitter, node: Node, src: Region) -> tuple[Emitter, Region]:
@@ -92,10 +98,12 @@ def loaded(emitter: Emitter, node: Node, src: Region) -> tuple[Emitter, Region]:
     return emitter, held
 
 
-def in_registers(emitter: Emitter, region: Region, layout: Layout, shape: tuple[int, ...]) -> tuple[Emitter, Region]:
-    """Registers for a region's elements, and an emitter that knows them."""
+def in_registers(
+    emitter: Emitter, region: Region, layout: tuple[Layout, tuple[int, ...]], shape: tuple[int, ...]
+) -> tuple[Emitter, Region]:
+    """Registers for a region's elements, and an emitter that knows them; `layout` is with the extents it places."""
     tile = Tile(region.tile.buffer, "fragment", shape, region.tile.dtype)
-    fragment = FragmentLayout(layout, shape, emitter.threads.count)
+    fragment = FragmentLayout(*layout, emitter.threads.count)
     buffer = T.alloc_buffer((fragment.registers,), tile.dtype, scope="local")
     zero = tirx.const(0, "int32")
     stored = Registers(buffer, fragment, f"{region}, loaded")
@@ -110,12 +118,11 @@ class Reduction:
 
     def __init__(self, emitter: Emitter, node: Reduce, src: Registers, dst: Registers) -> None:
         self.emitter, self.node, self.src, self.dst = emitter, node, src, dst
-        self.axis, shape = node.axis, src.fragment.shape
-        self.kept = tuple(extent for d, extent in enumerate(shape) if d != self.axis)
+        self.axis, shape = node.axis, node.src.extents
         self.walk = FragmentWalk(src.fragment, (0,) * len(shape), shape)
         self.dtype, self.kept_as = (accumulation_type(each) for each in (node.dtype, str(dst.buffer.dtype)))
         self.across = [digit for digit in src.fragment.thread_digits if digit.dimension == self.axis]
-        first = _rows_held(self.walk, self.axis, dst.fragment)
+        first = _rows_held(src.fragment, node, dst.fragment)
         assert first is not None, (str(node), src.fragment, dst.fragment)
         self.first = first
 
@@ -157,7 +164,7 @@ class Reduction:
         with T.unroll(self.dst.fragment.registers) as register:
             T.buffer_store(held, neutral, [register])
         base, coefficients = self.first
-        with self.walk.steps() as steps:
+        with self.walk.steps() as steps, self.emitter.guarded(self.walk.conditions(self.emitter.threads.index, steps)):
             register = sum((step * c for step, c in zip(steps, coefficients) if c), tirx.const(base, "int32"))
             T.buffer_store(held, self._combine(held[register], self.taken(steps, register)), [register])
 
@@ -182,7 +189,7 @@ class Reduction:
         two and two, so that of 32 parts the last waits for five combinations and not for 31.
         """
         threads, parts = self.emitter.threads, math.prod(digit.extent for digit in warps)
-        rows = math.prod(self.kept)
+        rows = math.prod(self.dst.fragment.shape)
         scratch = self.emitter.scratch(self.dtype, parts * rows)
         part: Any = 0
         for digit in warps:

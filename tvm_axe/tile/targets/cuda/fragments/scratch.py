@@ -30,7 +30,7 @@ from tvm_axe.tile.nodes import (
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.exchanges import exchanged, held_of, room_of
-from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, ordered_layout, reduced_layout
+from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, ordered_layout, padded_rows, reduced_layout
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout, projected
 from tvm_axe.tile.targets.cuda.fragments.reductions import accumulation_type, over_warps
 from tvm_axe.tile.targets.cuda.fragments.scans import sums_type
@@ -47,14 +47,17 @@ def _none(node: Node, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
 
 def _of_reduce(node: Reduce, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
     """A part of each row from each warp; before, a part of a fragment, and behind, rows for threads without parts."""
-    layout, shape = reduced_layout(node.src, held, threads), node.src.extents
-    assert layout is not None, node
+    reduced = reduced_layout(node.src, held, threads)
+    assert reduced is not None, node
+    layout, shape = reduced
     digits = over_warps(FragmentLayout(layout, shape, threads), node.axis)
     rows, size = math.prod(shape) // shape[node.axis], _bytes(accumulation_type(node.dtype))
     over = math.prod(digit.extent for digit in digits) * rows * size if digits else 0
-    own = projected(layout, shape, [d for d in range(len(shape)) if d != node.axis])
+    kept = [d for d in range(len(shape)) if d != node.axis]
+    own = projected(layout, shape, kept)
     target = held.get(node.dst.tile)
-    moved = target is not None and not (target.layout == own and node.dst.whole)
+    padded = padded_rows(node.dst.extents, *([each[d] for d in kept] for each in (node.src.extents, shape)))
+    moved = target is not None and not ((target.layout, target.shape) == (own, padded) and node.dst.whole)
     return max(over, _of_part(node.src, held), rows * _bytes(node.dst.tile.dtype) if moved else 0)
 
 
@@ -69,16 +72,17 @@ def _of_parallel(node: Parallel, held: Mapping[Tile, LayoutChoice], threads: int
 
 def _of_sort(node: Sort, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
     """Keys: a row's from each warp, or all of them; then results on their way to threads that don't have the lines."""
-    layout, shape = reduced_layout(node.src, held, threads), node.src.extents
-    lines = math.prod(shape) // node.length
-    assert layout is not None, node
+    ordered = reduced_layout(node.src, held, threads)
+    assert ordered is not None, node
+    layout, shape = ordered
+    lines = math.prod(node.src.extents) // node.length
     part = _of_part(node.src, held)
     if not by_passes(node):
         return max(part, lines * node.length * _bytes(KEY))
     parts = math.prod(digit.extent for digit in over_warps(FragmentLayout(layout, shape, threads), node.axis))
-    keys = parts * lines * _bytes(KEY) if parts > 1 else 0
-    own = ordered_layout(node, layout)
-    moved = [r for r in node.results if r.tile in held and not (held[r.tile].layout == own and r.whole)]
+    keys = parts * math.prod(shape) // shape[node.axis] * _bytes(KEY) if parts > 1 else 0
+    own, padded = ordered_layout(node, layout, shape), shape != node.src.extents
+    moved = [r for r in node.results if r.tile in held and (padded or not (held[r.tile].layout == own and r.whole))]
     return max([part, keys, *(lines * node.count * _bytes(region.tile.dtype) for region in moved)])
 
 
@@ -90,8 +94,8 @@ def _of_scan(node: Scan, held: Mapping[Tile, LayoutChoice], threads: int) -> int
 def _of_copy(node: Copy, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
     if node.src.tile not in held or node.dst.tile not in held:
         return 0
-    alike = held[node.src.tile].layout == held[node.dst.tile].layout
-    same = alike and node.src.whole and node.dst.whole
+    src, dst = held[node.src.tile], held[node.dst.tile]
+    same = (src.layout, src.shape) == (dst.layout, dst.shape) and node.src.whole and node.dst.whole
     return 0 if same else math.prod(node.src.extents) * _bytes(node.dst.tile.dtype)
 
 

@@ -56,13 +56,17 @@ def _by_passes(emitter: Emitter, node: Sort, src: Region) -> None:
     kept = [d for d in range(len(shape)) if d != node.axis]
     lines = tuple(shape[d] for d in kept) or (1,)
     best = Tile(src.tile.buffer, "fragment", lines, keys.KEY)
-    layout = FragmentLayout(projected(held.fragment.layout, shape, kept), lines, emitter.threads.count)
+    padded = held.fragment.shape
+    rows = tuple(padded[d] for d in kept)
+    layout = FragmentLayout(projected(held.fragment.layout, padded, kept), rows or (1,), emitter.threads.count)
     zeros = (tirx.const(0, "int32"),) * len(lines)
     reduce = Reduce("max", Region(best, zeros, lines), src, node.axis, False)
     whole = (*(shape[d] for d in kept), node.count) if node.keeps_axis else lines
+    places = (*rows, node.count) if node.keeps_axis else rows or (1,)
+    own = ordered_layout(node, held.fragment.layout, padded), places
     results = []
     for region in node.results:
-        known, moved = in_registers(emitter, region, ordered_layout(node, held.fragment.layout), whole)
+        known, moved = in_registers(emitter, region, own, whole)
         results.append((region, known, moved))
     before = None
     for number in range(node.count):
@@ -105,8 +109,9 @@ def _by_network(emitter: Emitter, node: Sort, src: Region) -> None:
     scratch = emitter.scratch(keys.KEY, lines * length)
     walk = FragmentWalk(held.fragment, (0,) * len(src.extents), src.extents)
     threads.sync()
-    with walk.steps() as steps, emitter.guarded(walk.first_copy(threads.index)):
-        index = walk.index(threads.index, steps)
+    thread = threads.index
+    with walk.steps() as steps, emitter.guarded([*walk.conditions(thread, steps), *walk.first_copy(thread)]):
+        index = walk.index(thread, steps)
         found = _key(node, held, walk.register(steps), index[-1])
         T.buffer_store(scratch, found, [linear(index, src.extents)])
     threads.sync()

@@ -101,8 +101,11 @@ class FragmentWalk(Walk):
 
     def conditions(self, thread: tirx.Expr, steps: Sequence[tirx.Expr]) -> list[tirx.Expr]:
         index = self.index(thread, steps)
-        cut = [(position, extent) for position, extent, is_cut in zip(index, self.extents, self._cut) if is_cut]
-        return [condition for position, extent in cut for condition in (position >= 0, position < extent)]
+        found = []
+        for position, low, extent, is_cut in zip(index, self.start, self.extents, self._cut):
+            found += [position >= 0] if is_cut and low else []
+            found += [position < extent] if is_cut else []
+        return found
 
     def first_copy(self, thread: tirx.Expr) -> list[tirx.Expr]:
         condition = self.fragment.is_first_copy(thread)

@@ -65,7 +65,7 @@ class Consumer:
         self.registers: dict[Tile, Any] = {}  # as upstream's primitives take them
         storages: dict[Tile, Registers | Memory] = {**tensors(plan.program)}
         for tile, inferred in plan.fragments.items():
-            fragment = FragmentLayout(inferred.layout, tile.shape, plan.threads)
+            fragment = FragmentLayout(inferred.layout, inferred.shape, plan.threads)
             if len(tile.shape) == 2 and self.is_accumulator(tile):
                 rows, columns = tile.shape[0] // plan.warpgroups, tile.shape[1]
                 held = wgmma.warpgroup_fragment(rows, columns)

@@ -253,7 +253,7 @@ def _fragments(program: TileProgram, warpgroups: int, decisions: Decisions) -> d
                         raise TileError(
                             f"{tile} is annotated with {tile.layout}; {role} of {node}, by wgmma, it lies as {layout}"
                         )
-                    fixed.setdefault(tile, LayoutChoice(layout, f"{role} of {node}, wgmma"))
+                    fixed.setdefault(tile, LayoutChoice(layout, tile.shape, f"{role} of {node}, wgmma"))
     _check_registers(program, warpgroups)
     fragments = infer(program, fixed, warpgroups * wgmma.WARPGROUP)
     for tile, held in fragments.items():

@@ -97,7 +97,7 @@ class _Block:
             size = self.memory.slots(tile) * self.memory.slot_elements(tile)
             storages[tile] = Memory(places.shared(size, tile.dtype), layout)
         for tile, held in plan.fragments.items():
-            fragment = FragmentLayout(held.layout, tile.shape, plan.threads)
+            fragment = FragmentLayout(held.layout, held.shape, plan.threads)
             storages[tile] = Registers(places.registers(fragment.registers, tile.dtype), fragment, held.origin)
         scratch = self.memory.scratch
         self.exchange = places.shared(scratch, "uint8") if scratch else None

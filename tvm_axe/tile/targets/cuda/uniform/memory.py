@@ -190,6 +190,8 @@ def _by_parallel(node: Parallel, asked: _Asked) -> list[Access]:
     if along is None:
         return []
     fragment, outer, _ = along
+    if fragments[fragment].shape != fragment.shape:
+        return []  # of extents that are padded, lanes access no whole box
     found = []
     for other, indices, _ in node.accesses:
         if other is not tile or len(indices) != len(outer):

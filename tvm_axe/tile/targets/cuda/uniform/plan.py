@@ -163,7 +163,7 @@ def _products(
         m, n, k = gemm.shape
         if gemm in by_fma:
             layout = fma.accumulator(m, n, across, threads)
-            fixed.setdefault(gemm.c.tile, LayoutChoice(layout, f"{gemm}, by multiply-adds"))
+            fixed.setdefault(gemm.c.tile, LayoutChoice(layout, gemm.c.tile.shape, f"{gemm}, by multiply-adds"))
             continue
         warps = products[gemm] = mma.arrange(m, n, threads, rows_only=chained)
         decisions.add(gemm, f"{warps.rows} x {warps.columns} warps", "along rows alone" if chained else "nearly square")
@@ -171,7 +171,7 @@ def _products(
         if gemm.a.tile.scope != "shared":
             demands[gemm.a.tile] = mma.left_operand(m, k, warps)
         for tile, layout in demands.items():
-            held = fixed.setdefault(tile, LayoutChoice(layout, f"{gemm}, by mma"))
+            held = fixed.setdefault(tile, LayoutChoice(layout, tile.shape, f"{gemm}, by mma"))
             if held.layout != layout:
                 raise TileError(
                     f"{gemm}: of {tile.name} it demands layout {layout}, but it has {held.layout}, from {held.origin}; "
@@ -190,13 +190,13 @@ def _products(
 def _check_fragment(tile: Tile, held: LayoutChoice, threads: int) -> None:
     count = pressure.registers_of(tile, held)
     try:
-        FragmentLayout(held.layout, tile.shape, threads)
+        FragmentLayout(held.layout, held.shape, threads)
     except TileError as error:
         raise TileError(f"{tile}: {error} (its layout is from {held.origin})") from error
     if count > MOST_REGISTERS:
         raise TileError(
             f"{tile}: takes {count} registers of each of {threads} threads, which have {MOST_REGISTERS}; its layout is "
-            f"{held.layout}, from {held.origin}; valid are smaller tiles, and extents with more factors of two"
+            f"{held.layout}, from {held.origin}; valid are smaller tiles"
         )
 
 
