@@ -62,6 +62,11 @@ class Grid:
             return self.tiles
         return min(self.most, self.tiles) if isinstance(self.tiles, int) else tirx.min(self.most, self.tiles)
 
+    def turns(self, block: tirx.Expr) -> tirx.Expr:
+        """How many points a persistent block takes."""
+        quotient, _ = raster.division(self.extents)
+        return quotient(self.tiles - block + self.blocks - 1, self.blocks)
+
     def point(self, index: tirx.Expr) -> dict[tirx.Var, tirx.Expr]:
         """The program's variables at the point taken `index`-th."""
         at = raster.coordinates(index, self.extents, self.swizzle, self.backwards)

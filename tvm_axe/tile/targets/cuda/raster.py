@@ -6,9 +6,12 @@ are taken in groups: within a group the last dimension but one runs fastest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tvm import tirx
+
+_Division = Callable[[Any, Any], tirx.Expr]
 
 
 def points(extents: Sequence[int | tirx.Expr]) -> int | tirx.Expr:
@@ -17,6 +20,16 @@ def points(extents: Sequence[int | tirx.Expr]) -> int | tirx.Expr:
     for extent in extents:
         total = total * extent
     return total
+
+
+def division(extents: Sequence[int | tirx.Expr]) -> tuple[_Division, _Division]:
+    """How numbers that aren't negative are divided by what is made of extents: quotient and remainder.
+
+    Of unknown extents toward zero, which is the same: else upstream would look for a divisor's sign wherever the
+    quotient goes, for seconds a kernel.
+    """
+    known = all(isinstance(extent, int) for extent in extents)
+    return (tirx.floordiv, tirx.floormod) if known else (tirx.truncdiv, tirx.truncmod)
 
 
 def coordinates(
@@ -40,19 +53,20 @@ def coordinates(
     """
     found: list[tirx.Expr] = []
     rest, outer = index, list(extents)
+    quotient, remainder = division(extents)
     if len(outer) > 1 and swizzle > 1:
         rows, columns = outer[-2:]
         outer = outer[:-2]
-        inner = rest % (rows * columns) if outer else rest
-        rest = rest // (rows * columns)
-        group = inner // (swizzle * columns)
-        within = inner % (swizzle * columns)
+        inner = remainder(rest, rows * columns) if outer else rest
+        rest = quotient(rest, rows * columns)
+        group = quotient(inner, swizzle * columns)
+        within = remainder(inner, swizzle * columns)
         even = isinstance(rows, int) and rows % swizzle == 0
         height = swizzle if even else tirx.min(swizzle, rows - group * swizzle)
-        found = [group * swizzle + within % height, within // height]
+        found = [group * swizzle + remainder(within, height), quotient(within, height)]
     while outer:
         extent = outer.pop()
-        found.insert(0, rest % extent if outer else rest)
-        rest = rest // extent
+        found.insert(0, remainder(rest, extent) if outer else rest)
+        rest = quotient(rest, extent)
     reverse = list(backwards) or [False] * len(found)
     return [extent - 1 - at if back else at for at, extent, back in zip(found, extents, reverse)]

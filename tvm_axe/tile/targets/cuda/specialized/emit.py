@@ -74,6 +74,6 @@ def _over_tiles(context: BlockContext, tile: Callable[[Values], None]) -> None:
     if not grid.persistent:
         tile({var: T.bind(value) for var, value in grid.point(context.block).items()})
         return
-    with T.serial(0, (grid.tiles - context.block + blocks - 1) // blocks) as turn:
+    with T.serial(0, grid.turns(context.block)) as turn:
         index = T.bind(context.block + turn * blocks)
         tile({var: T.bind(value) for var, value in grid.point(index).items()})

@@ -126,7 +126,7 @@ class _Block:
             return
         blocks = grid.blocks
         entry = self.hazards.settled(self.plan.program.body, self.touched)
-        with T.serial(0, (grid.tiles - self.block + blocks - 1) // blocks) as turn:
+        with T.serial(0, grid.turns(self.block)) as turn:
             self.touched = entry
             self._point(T.bind(self.block + turn * blocks))
         self.waits.end()
