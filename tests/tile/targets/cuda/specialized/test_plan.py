@@ -1,6 +1,7 @@
 """What is decided for Hopper, and what is refused."""
 
 import re
+from types import MappingProxyType
 
 import numpy as np
 import programs_hopper as programs
@@ -14,6 +15,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.targets.cuda import raster
+from tvm_axe.tile.targets.cuda.grid import Grid
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.walking import substitute_in
@@ -208,13 +210,33 @@ def test_every_point_is_taken_once(extents, swizzle, backwards):
         assert len(set(rows)) == height and len({point[-1] for point in seen[:height]}) == 1
 
 
-def _evaluated(index, at):
+@pytest.mark.parametrize("extents", [(7,), (5, 3), (3, 5, 4)])
+def test_every_point_of_unknown_extents_is_taken_once(extents):
+    index, *unknown = (tirx.Var(name, "int32") for name in ("index", "a", "b", "c")[: 1 + len(extents)])
+    at = raster.coordinates(index, unknown, 2)
+    point = _evaluated(index, at, dict(zip(unknown, (tirx.const(extent, "int32") for extent in extents))))
+    assert sorted(map(point, range(int(np.prod(extents))))) == sorted(np.ndindex(*extents))
+
+
+def test_persistent_blocks_of_unknown_grids_take_every_point_once():
+    """As many blocks as run at once, or as there are points."""
+    tiles, block = tirx.Var("tiles", "int32"), tirx.Var("block", "int32")
+    grid = Grid(((tirx.Var("i", "int32"), tiles),), 5, True, 1, (), False)
+    for count in (1, 4, 5, 6, 17):
+        known = {tiles: tirx.const(count, "int32")}
+        (blocks,) = _evaluated(block, [grid.blocks], known)(0)
+        turns = [_evaluated(block, [grid.turns(block)], known)(number)[0] for number in range(blocks)]
+        assert blocks == min(5, count) and sum(turns) == count and max(turns) - min(turns) <= 1
+
+
+def _evaluated(index, at, known=MappingProxyType({})):
     import tvm
 
     analyzer = tvm.sym.Analyzer()
 
     def point(value):
-        return tuple(int(analyzer.simplify(substitute_in(e, {index: tirx.const(value, "int32")}))) for e in at)
+        given = {**known, index: tirx.const(value, "int32")}
+        return tuple(int(analyzer.simplify(substitute_in(e, given))) for e in at)
 
     return point
 
