@@ -79,7 +79,7 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     """Blocks of 64 weight rows unless 128 give every multiprocessor one; steps as deep as leave room for several."""
     problem = with_extents(problem, _MOST)
     m, n, k, dtype = problem["m"], problem["n"], problem["k"], problem["dtype"]
-    width = {"width": (min(-(-m // 8) * 8, _MOST),)}
+    width = {"width": (-(-m // 8) * 8,)}  # of more rows than there is room for no program is made
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
         return {**width, "block_n": choose(64, 128, 256), "block_k": choose(256, 128, 512)}
