@@ -176,7 +176,8 @@ def test_what_somebody_scheduled_or_a_record_has_stays():
     sch.split(sch.get_loops(sch.get_child_blocks(sch.get_sblock("root"))[0])[0], [None, 4])
     own = sch.mod
     assert with_ranges(own, target)[0] is own
-    assert with_ranges(mod, resolve_target("cuda:sm_90a"))[0] is mod
+    assert with_ranges(mod, resolve_target("cuda:sm_90a"), None, ["f"])[0] is mod
+    assert with_ranges(own, resolve_target("cuda:sm_90a"))[0] is own
     done, _ = with_ranges(mod, target)
     assert with_default_schedules(done, target) is done and RANGES in done["f"].attrs
 
