@@ -16,7 +16,7 @@ from tvm.ir import Range
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import element
-from tvm_axe.analysis.sizes import unknown_extents
+from tvm_axe.analysis.sizes import sides, unknown_extents
 from tvm_axe.collective import SLAB
 from tvm_axe.collective.ops import wide_type
 from tvm_axe.collective.tensor import check_dtype, peers_of
@@ -75,7 +75,7 @@ def taking(
     analyzer, own = Analyzer(), rank is None
     rank = tirx.Var(RANK, "int64") if rank is None else rank
     analyzer.bind(rank, Range.from_min_extent(_int(0), _int(peers_of(mesh, axis)[0])))
-    shape = _plain(shape)
+    shape = sides(shape)
     before, after = (_local(shape, cut) for cut in (source, target))
     read = view_buffer(mesh, view, before, dtype, "source", page)
     written = view_buffer(mesh, SLAB, after, dtype, "target", page)
@@ -141,7 +141,7 @@ def giving(
     func : PrimFunc
         Of the source's slab and the target in the view of `axis`; the device's coordinate is free.
     """
-    shape = _plain(shape)
+    shape = sides(shape)
     local, devices = _local(shape, source), peers_of(mesh, axis)[0]
     read = view_buffer(mesh, SLAB, local, dtype, "source", page)
     written = view_buffer(mesh, axis, shape, dtype, "target", page)
@@ -181,10 +181,6 @@ def _function(
 
 def _int(number: int | tirx.Expr) -> tirx.Expr:
     return tirx.IntImm("int64", number) if isinstance(number, int) else number
-
-
-def _plain(shape: Sequence[int | tirx.Expr]) -> list[int | tirx.Expr]:
-    return [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in shape]
 
 
 def _local(shape: Sequence[int | tirx.Expr], cut: _Cut) -> tuple[int | tirx.Expr, ...]:

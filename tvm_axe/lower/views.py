@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from tvm import tirx
 
+from tvm_axe.analysis.sizes import Extent
 from tvm_axe.collective import SLAB, slab_stride
 from tvm_axe.collective.tensor import peers_of
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shapes import dense_strides
 
 __all__ = ["view_buffer", "view_shape"]
-
-Extent: TypeAlias = "int | tirx.Expr"
 
 
 def view_shape(mesh: Mesh, view: str, slab: Sequence[Extent]) -> tuple[Extent, ...]:

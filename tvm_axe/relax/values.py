@@ -14,6 +14,7 @@ from tvm.ir import GenericConst, IRModule
 from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.sizes import sides
 
 __all__ = ["Side", "Values", "alike", "extents_of", "is_call", "product", "shape_of", "sides_of"]
 
@@ -33,7 +34,7 @@ def sides_of(value: relax.Expr) -> list[Side] | None:
     kind = value.ty
     if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
         return None
-    return [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in kind.shape.values]
+    return sides(kind.shape.values)
 
 
 def alike(some: Sequence[Side], others: Sequence[Side]) -> bool:
