@@ -255,6 +255,7 @@ class _Walk:
     found: list[Access] = field(default_factory=list)
     behind: dict[tirx.Var, frozenset[tirx.Var]] = field(default_factory=dict)
     named: dict[tirx.Var, Any] = field(default_factory=dict)
+    data: set[tirx.Var] = field(default_factory=set)  # what atomics found: any number, at every point another
 
     def statement(self, stmt: tirx.Stmt, guard: Guard) -> None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -274,7 +275,11 @@ class _Walk:
             self.loads(stmt.value, guard)
             for index in stmt.indices:
                 self.loads(index, guard)
-            self.touch(stmt.buffer, stmt.indices, guard, stores=True, atomic=joined(stmt.value) is not None)
+            how = joined(stmt.value)
+            self.touch(stmt.buffer, stmt.indices, guard, stores=True, atomic=how is not None)
+            if how is not None and how.former is not None:
+                self.behind[how.former] = self.points | self.vars(stmt.value) | {stmt.buffer}
+                self.data.add(how.former)
 
     def loads(self, expr: Any, guard: Guard) -> None:
         if is_choice(expr):
@@ -305,7 +310,7 @@ class _Walk:
     def apart(self, index: Any) -> Any:
         """The values of an index at every point but for a number that all points have; None if it is data."""
         index = self.opened(index)
-        data: list[bool] = []
+        data = [not isinstance(index, int) and bool(variables_in(index) & self.data)]
 
         def uniform(load: ir.TensorLoad) -> Any:
             data.append(bool(variables_in(*load.indices) & self.points))

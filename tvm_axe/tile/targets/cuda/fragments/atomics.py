@@ -1,9 +1,10 @@
-"""Values joined with what memory holds: one instruction where there is one, else a loop around atomicCAS."""
+"""Values joined with what memory holds: one instruction where there is one, else a loop around atomicCAS; and that."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
@@ -68,3 +69,23 @@ __device__ __forceinline__ void axe_atomic_{kind}_{dtype}(void* to, {type_name} 
   }}
 }}
 """
+
+
+def swap(dtype: str, pointer: Any, compare: Any, value: Any) -> tirx.Expr:
+    """The compare-and-swap of an element at an address: what it held before."""
+    type_name, bits = _SWAPPED[dtype]
+    code = f"""
+__device__ __forceinline__ {type_name} axe_atomic_cas_{dtype}(void* to, {type_name} compare, {type_name} number) {{
+  return static_cast<{type_name}>(atomicCAS(
+      reinterpret_cast<{bits}*>(to), static_cast<{bits}>(compare), static_cast<{bits}>(number)));
+}}
+"""
+    return _tvm.device_call(f"axe_atomic_cas_{dtype}", pointer, compare, value, code=code, gives=dtype)
+
+
+_SWAPPED = {
+    "int32": ("int", "int"),
+    "uint32": ("unsigned int", "unsigned int"),
+    "int64": ("long long", "unsigned long long"),
+}
+"""CUDA's type, and that which it compares."""
