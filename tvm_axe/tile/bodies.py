@@ -173,7 +173,7 @@ _MOST_CHOICES = 2
 
 
 def chained(body: tirx.Stmt) -> list[tirx.Var]:
-    """The names whose values are made of two or more choices that follow from one another, or of such names.
+    """The names whose values are made of two or more choices that follow from one another; one, of truth values.
 
     Upstream simplifies the value of a name with those of others in their places, where a value that is used twice
     stands twice. So of these it is shown an element in memory, which a compiler holds in a register.
@@ -186,7 +186,7 @@ def chained(body: tirx.Stmt) -> list[tirx.Var]:
         tvm_ffi.structural_walk(bind.value, ((ir.Call, tirx.Select), chosen.append))
         depth = max((choices.get(var, 0) for var in variables_in(bind.value)), default=0)
         choices[bind.var] = depth + any(isinstance(each, tirx.Select) or is_choice(each) for each in chosen)
-        if choices[bind.var] >= _MOST_CHOICES:
+        if choices[bind.var] >= (1 if str(bind.var.ty.dtype) == "bool" else _MOST_CHOICES):
             choices[bind.var] = 0
             found.append(bind.var)
 
