@@ -355,7 +355,11 @@ class _Block:
         elif isinstance(stmt, tirx.BufferStore):
             memory, how = self.buffers[stmt.buffer], joined(stmt.value)
             if how is not None:
-                self._join(memory, [at(index) for index in stmt.indices], at.active, _JOINS[how[0]], at(how[1]))
+                indices = [at(index) for index in stmt.indices]
+                if how.former is None:
+                    self._join(memory, indices, at.active, _JOINS[how.kind], at(how.value))
+                else:
+                    at.values[how.former] = self._swap(memory, indices, at.active, at(how.compare), at(how.value))
                 return
             value = self._kept(at(stmt.value), memory.tile.dtype, at.active)
             self._touch(memory, [at(index) for index in stmt.indices], at.active, who, value)
@@ -385,6 +389,22 @@ class _Block:
         self._inside(memory, where, active)
         how.at(memory.data, tuple(index[active] for index in where), np.broadcast_to(value, active.shape)[active])
         memory.data[...] = self._kept(memory.data, memory.tile.dtype)
+
+    def _swap(
+        self, memory: _Memory, indices: list, active: np.ndarray, compare: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        """Compare and swap at one active point after the other; what each found."""
+        where = tuple(np.broadcast_to(self._written(index, active), active.shape) for index in indices)
+        self._inside(memory, where, active)
+        former = np.zeros(active.shape, memory.data.dtype)
+        compare, value = (np.broadcast_to(each, active.shape) for each in (compare, value))
+        kept = np.broadcast_to(self._kept(value, memory.tile.dtype), active.shape)
+        for point in np.flatnonzero(active):
+            there = tuple(int(index[point]) for index in where)
+            former[point] = memory.data[there]
+            if former[point] == compare[point]:
+                memory.data[there] = kept[point]
+        return self._written(former, active)
 
     # ---- Values and regions ----------------------------------------------------------------------------------------
 

@@ -87,6 +87,11 @@ template <class T> static T atomicAdd(T* place, T value) {
   *place += value;
   return before;
 }
+template <class T> static T atomicCAS(T* place, T compare, T value) {
+  T before = *place;
+  if (before == compare) *place = value;
+  return before;
+}
 """
 
 _BEHIND = """

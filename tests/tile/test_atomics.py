@@ -18,6 +18,7 @@ from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines.cache import Cache
 from tvm_axe.tile import atomics
+from tvm_axe.tile.atomics import SWAPPED
 from tvm_axe.tile.checks import ATOMIC
 
 TARGETS = ("llvm", "cuda:sm_80", "cuda:sm_90a")
@@ -151,12 +152,103 @@ def test_on_a_cpu(tmp_path, kind, dtype):
     judged(kind, dtype, "llvm", Cache(tmp_path))
 
 
+def claiming(dtype: str) -> tirx.PrimFunc:
+    """Two blocks put keys into a table and count them, the first of each residue claims a place, and one block wins."""
+    source = f"""@T.prim_func
+def claiming_{dtype}(
+    X: T.Buffer((512,), "{dtype}"), K: T.Buffer((1024,), "{dtype}"), C: T.Buffer((1024,), "int32"),
+    S: T.Buffer((5,), "{dtype}"), O: T.Buffer((2, 64), "{dtype}"), W: T.Buffer((2, 256), "{dtype}"),
+    F: T.Buffer((2, 16), "{dtype}"), L: T.Buffer((2,), "{dtype}"),
+):
+    with tile.kernel(2, threads=64) as b:
+        own = tile.shared((64,), "{dtype}")
+        before = tile.shared((1,), "{dtype}")
+        won = tile.fragment((256,), "{dtype}")
+        few = tile.fragment((16,), "{dtype}")
+        tile.fill(own, 0)
+        before[0] = tile.atomic_cas(0, T.cast(b + 1, "{dtype}"), S[4])
+        L[b] = before[0]
+        with tile.parallel(256) as i:
+            key = X[b * 256 + i]
+            done = False
+            for probe in range(8):
+                place = (T.cast(key, "int32") * 37 + probe) % 1024
+                if not done:
+                    held = tile.atomic_cas(0, key, K[place])
+                    if held == 0 or held == key:
+                        done = True
+                        tile.atomic_add(1, C[place])
+            won[i] = tile.atomic_cas(0, T.cast(i + 1, "{dtype}"), own[T.cast(key, "int32") % 64])
+        with tile.parallel(16) as i:  # several threads hold an element of it
+            few[i] = tile.atomic_cas(0, 1, S[i % 4])
+        tile.copy(own, O[b, 0])
+        tile.copy(won, W[b, 0])
+        tile.copy(few, F[b, 0])
+"""
+    return tvm.script.from_source(source, extra_vars={"tile": tile, "T": T})
+
+
+def keys_and_places(dtype: str) -> list[np.ndarray]:
+    keys = np.random.default_rng(5).integers(1, 300, 512)
+    shapes = {"K": 1024, "C": 1024, "S": 5, "O": (2, 64), "W": (2, 256), "F": (2, 16), "L": 2}
+    begin = [np.full(shape, 0 if name in "KCS" else 77) for name, shape in shapes.items()]
+    return [array.astype("int32" if at == 2 else dtype) for at, array in enumerate([keys, *begin])]
+
+
+def judge_claims(keys: np.ndarray, table: np.ndarray, counts: np.ndarray, *places: np.ndarray) -> None:
+    """Each key stands once with its number, and of all who want a place, one finds it free and the others find him."""
+    found, numbers = np.unique(keys, return_counts=True)
+    order = np.argsort(table)[-len(found) :]
+    np.testing.assert_array_equal(table[order], found)
+    np.testing.assert_array_equal(counts[order], numbers)
+    assert counts.sum() == 512 and np.count_nonzero(table) == len(found)
+    flags, own, won, few, before = places
+    for block in range(2):
+        residues = keys.reshape(2, 256)[block] % 64
+        for residue in range(64):
+            those = np.flatnonzero(residues == residue)
+            first = int(own[block, residue])
+            assert first - 1 in those if len(those) else first == 0
+            np.testing.assert_array_equal(won[block, those], np.where(those == first - 1, 0, first))
+    assert [int((few[:, i::4] == 0).sum()) for i in range(4)] == [1] * 4 and set(few.ravel().tolist()) == {0, 1}
+    assert flags[:4].tolist() == [1] * 4 and sorted(before.tolist()) == [0, flags[4]]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_compare_and_swap_on_a_cpu_and_in_the_interpreter(tmp_path, dtype):
+    arrays = keys_and_places(dtype)
+    judge_claims(arrays[0], *interpret(claiming(dtype), *arrays)[1:])
+    tile.compile(claiming(dtype), "llvm", Cache(tmp_path))(*arrays)
+    judge_claims(*arrays)
+
+
+def test_compare_and_swap_in_the_source_for_cuda(tmp_path):
+    arrays = keys_and_places("int32")
+    source = tile.compile(claiming("int32"), "cuda:sm_80", Cache(tmp_path)).source
+    run(source, 2, dict(zip("XKCSOWFL", arrays)), tmp_path)
+    judge_claims(*arrays)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", SWAPPED)
+def test_compare_and_swap_on_a_gpu(cuda, tmp_path, dtype):
+    arrays = keys_and_places(dtype)
+    tile.compile(claiming(dtype), "cuda", Cache(tmp_path))(*arrays)
+    judge_claims(*arrays)
+
+
+def test_compare_and_swap_is_refused_on_amd():
+    with pytest.raises(TileError, match="gfx942 has no atomic cas of int32; valid is add of int32 and float32"):
+        tile.lower(claiming("int32"), "rocm:gfx942")
+
+
 @pytest.mark.parametrize("target", TARGETS[1:])
 def test_on_cuda_all_of_them_compile(tmp_path, target):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc on PATH")
     programs = [joining(kind, dtype) for kind in KINDS for dtype in ATOMIC]
     programs += [in_shared(kind, dtype) for kind in KINDS for dtype in ("int32", "float16", "bfloat16")]
+    programs += [claiming(dtype) for dtype in SWAPPED]
     assert len(tile.compile_all(programs, target, Cache(tmp_path))) == len(programs)
 
 
@@ -232,7 +324,7 @@ REFUSED = {
     "a copy from it": ("        tile.copy(H[0], s)\n        tile.atomic_min(a, H[0])\n", "`copy H to s` reads or"),
     "two kinds": (
         f"        tile.atomic_add(a, H[0])\n{IN}            tile.atomic_max(1, H[i])\n",
-        "by add, and `parallel 16 into H` by another; .* valid is one of add, max and min",
+        "by add, and `parallel 16 into H` by another; .* valid is one of add, max, min and cas",
     ),
     "in registers": (
         f"{IN}            tile.atomic_add(1, a[s[i]])\n",
@@ -243,6 +335,26 @@ REFUSED = {
     "two kinds on chip": (
         f"{IN}            tile.atomic_add(1, s[a[i]])\n            tile.atomic_max(1, s[i])\n",
         "joins values with shared s.* by .* by another",
+    ),
+    "compare and swap, read": (
+        f"{IN}            s[i] = tile.atomic_cas(0, 1, H[i]) + H[i]\n",
+        "reads or stores it, in no order",
+    ),
+    "compare and swap, added to": (
+        f"{IN}            s[i] = tile.atomic_cas(0, 1, H[i])\n            tile.atomic_add(1, H[i])\n",
+        "by cas, and .* by another",
+    ),
+    "compare and swap, chosen": (
+        f"{IN}            s[i] = T.if_then_else(a[i] > 0, tile.atomic_cas(0, 1, H[i]), 0)\n",
+        r"H\[i\] is compared and swapped by atomic_cas in a side of T.if_then_else; valid is an `if` around",
+    ),
+    "what was found is a place": (
+        f"{IN}            found = tile.atomic_cas(0, 1, H[0])\n            s[found] = 1\n",
+        "is stored at i=0 and at i=1, in no order, and the index is data",
+    ),
+    "compare and swap by all": (
+        "        old = tile.atomic_cas(0, 1, H[0])\n",
+        r"outside of a `parallel`, where every thread would do it; valid is a store .* tile.shared\(\(1,\), 'int32'\)",
     ),
     "outside": (f"{IN}            tile.atomic_add(1, H[i + 1])\n", "is element 16 of dimension 0 of global H"),
 }
@@ -258,6 +370,9 @@ def test_refused(name):
 @pytest.mark.parametrize("line, message", [
     ("tile.atomic_add(1.5 + C[i], H[i])", 'the value is float32, .* is int32; valid is T.cast'),
     ("tile.atomic_add(1, H[0:4])", "a value is joined with an element of a tensor"),
+    ("tile.atomic_cas(T.int32(0), 1.5 + C[i], H[i])", 'the value is float32, .* is int32; valid is T.cast'),
+    ("s[i] = tile.atomic_cas(0, 1, C[i])", "is float32; valid are int32, int64, uint32.* T.reinterpret"),
+    ("s[i] = tile.atomic_cas(0, 1, H[0:4])", "atomic_cas: a value is joined with an element of a tensor"),
     ('tile.copy(a, H[0], atomic="xor")', "atomic is 'add', 'max' or 'min', got 'xor'"),
 ])  # fmt: skip
 def test_refused_where_it_is_written(line, message):

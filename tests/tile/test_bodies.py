@@ -3,10 +3,14 @@
 import doctest
 
 import numpy as np
+import on_host
+import pytest
 from on_cpu import agree, normal, poison, run
 from tvm.script import tirx as T
 
 from tvm_axe import tile
+from tvm_axe.errors import TileError
+from tvm_axe.machines.cache import Cache
 from tvm_axe.tile import bodies
 
 
@@ -83,3 +87,80 @@ def test_many_choices_that_follow_from_one_another():
     for k in range(9):
         want = np.where(at > k, wide[np.maximum(at - k, 0)] - want, want * 0.5)
     np.testing.assert_allclose(run(followed, x, at, poison(77))[2], want, rtol=1e-4, atol=1e-5)
+
+
+@T.prim_func
+def stepped(X: T.Buffer((53,), "int32"), D: T.Buffer((53,), "int32"), Y: T.Buffer((2, 53), "int32")):
+    with tile.kernel(1, threads=32):
+        x = tile.fragment((53,), "int32")
+        y = tile.fragment((53,), "int32")
+        n = tile.fragment((53,), "int32")
+        tile.copy(X, x)
+        tile.fill(y, 9)
+        with tile.parallel(53) as i:
+            t = x[i]
+            count = T.int32(0)
+            seen = False
+            for k in range(5):
+                if t % 2 == 0:
+                    t = t // 2
+                else:
+                    if t > 1 and not seen:
+                        t = t * 3 + 1
+                        count += 1
+                        if count > 1:
+                            seen = True
+                            y[i] = k
+            if y[i] < 4:
+                y[i] = y[i] + 5  # the condition is of what was there before
+                count = count + 100
+            elif i > 0:
+                left = X[i - 1]  # which the first point doesn't have
+                count = count - left
+            if D[i] != 0:
+                count = count + t // D[i]
+            n[i] = count
+        tile.copy(y, Y[0, 0])
+        tile.copy(n, Y[1, 0])
+
+
+def stepped_in_python(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+    found = []
+    for i, t in enumerate(x.tolist()):
+        y, count, seen = 9, 0, False
+        for k in range(5):
+            if t % 2 == 0:
+                t = t // 2
+            elif t > 1 and not seen:
+                t, count = t * 3 + 1, count + 1
+                if count > 1:
+                    seen, y = True, k
+        if y < 4:
+            y, count = y + 5, count + 100
+        elif i > 0:
+            count -= int(x[i - 1])
+        found.append((y, count + (t // int(d[i]) if d[i] else 0)))
+    return np.array(found).T
+
+
+def test_values_that_names_are_given_under_conditions(tmp_path):
+    rng = np.random.default_rng(3)
+    x, d = (rng.integers(low, 40, 53).astype("int32") for low in (-9, 0))
+    d[::5] = 0
+    want, y = stepped_in_python(x, d), np.full((2, 53), 7777, "int32")
+    agree(stepped, x, d, y)
+    np.testing.assert_array_equal(run(stepped, x, d, y)[2], want)
+    source = tile.compile(stepped, "cuda:sm_80", Cache(tmp_path)).source
+    on_host.run(source, 1, {"X": x, "D": d, "Y": y}, tmp_path)
+    np.testing.assert_array_equal(y, want)
+
+
+def test_a_name_without_a_value_is_refused():
+    @T.prim_func
+    def func(X: T.Buffer((16,), "int32"), Y: T.Buffer((16,), "int32")):
+        with tile.kernel(1), tile.parallel(16) as i:
+            t = T.alloc_buffer((1,), "int32", scope="local")
+            Y[i] = t[0] + X[i]
+
+    with pytest.raises(TileError, match="parallel: t has no value where it is read"):
+        tile.read(func)

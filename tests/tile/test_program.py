@@ -183,13 +183,6 @@ def body(case: str) -> tirx.PrimFunc:
             if case == "dynamic":
                 with tile.parallel(L[0]) as i:
                     a[i, 0] = T.float32(0)
-            if case == "sometimes":
-                with tile.parallel(32) as i:
-                    z = A[i, 0]
-                    if i > 3:
-                        z = T.float32(0)
-                        a[i, 1] = z
-                    a[i, 0] = z
 
     return func
 
@@ -206,7 +199,6 @@ def body(case: str) -> tirx.PrimFunc:
         ("loop", r"parallel: a loop of L.* iterations over j in its body, .*valid are up to 64, a constant number"),
         ("nested", "parallel: TilePrimitiveCall in its body"),
         ("dynamic", "parallel: extents are constants"),
-        ("sometimes", "parallel: z is assigned under an `if`"),
     ],
 )
 def test_statement_refused(case, message):

@@ -41,3 +41,19 @@ def test_data_are_not_distinct_unless_the_author_says_so(name):
 )
 def test_points_told_apart_beside_the_data(stores):
     tile.read(by_data(stores))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "bool"])
+def test_places_that_are_data_of_few_bits(dtype):
+    @T.prim_func
+    def func(X: T.Buffer((64,), dtype), k: T.int32, H: T.Buffer((256,), "int32")):
+        with tile.kernel(1):
+            h = tile.shared((256,), "int32")
+            tile.fill(h, 0)
+            with tile.parallel(64) as i:
+                tile.atomic_add(1, h[T.cast(X[i], "int32") + 128])
+            with tile.parallel(64) as i:
+                h[T.cast(X[k], "int32") * 64 + i] = i
+            tile.copy(h, H)
+
+    tile.read(func)

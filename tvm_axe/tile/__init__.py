@@ -5,7 +5,7 @@ callable; `lower`, `plan` and `explain` are the steps on the way.
 """
 
 from tvm_axe.tile.assuming import assume
-from tvm_axe.tile.atomics import atomic_add, atomic_max, atomic_min
+from tvm_axe.tile.atomics import atomic_add, atomic_cas, atomic_max, atomic_min
 from tvm_axe.tile.build import TileExecutable, compile, compile_all
 from tvm_axe.tile.flags import signal, wait
 from tvm_axe.tile.knobs import knob, require
@@ -39,6 +39,7 @@ __all__ = [
     "argmin",
     "assume",
     "atomic_add",
+    "atomic_cas",
     "atomic_max",
     "atomic_min",
     "cast",

@@ -15,6 +15,7 @@ from tvm import ir, sym, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
+from tvm_axe.tile.atomics import is_swap
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.keys import ORDERED
 from tvm_axe.tile.meeting import check_meeting
@@ -128,7 +129,7 @@ def _joins(node: Copy | Parallel, scope: Scope, known: _Known) -> None:
             if any(t is tile and kind != how for t, kind in other.joins):
                 raise TileError(
                     f"{node}: joins values with {tile} by {how}, and `{other}` by another; they have no order, so "
-                    "valid is one of add, max and min"
+                    "valid is one of add, max, min and cas"
                 )
 
 
@@ -281,12 +282,29 @@ def _regions(node: Node, scope: Scope, known: _Known) -> None:
 
 
 def _scalars(node: Node, scope: Scope, known: _Known) -> None:
+    for expression in node.scalars:
+        _no_swap(node, expression)
     for tile in scalars(node, known.tiles):
         if tile.scope == "fragment":
             raise TileError(
                 f"{node}: a scalar is read from {tile}, whose elements are spread over threads, and every thread "
                 "needs it; valid are tensors in global memory, shared and local tiles"
             )
+
+
+def _no_swap(node: Node, expression: Any) -> None:
+    """Refuse a compare-and-swap that all threads would do."""
+
+    def on_call(call: ir.Call) -> None:
+        if is_swap(call):
+            raise TileError(
+                f"{node}: atomic_cas of {call.args[-1]} outside of a `parallel`, where every thread would do it; valid "
+                f"is a store to an element of a tile.shared((1,), {str(call.ty.dtype)!r}), once by the block, and that "
+                "element in its place"
+            )
+
+    if not isinstance(expression, int):
+        tvm_ffi.structural_walk(expression, (ir.Call, on_call))
 
 
 _Rule = Callable[[Any, Scope, _Known], None]

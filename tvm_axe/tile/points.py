@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
@@ -25,6 +26,9 @@ Values = Mapping[tirx.Var, Any]
 
 _SOME = 104729
 """What stands for a number that isn't known and is the same at all points: a prime, no stride or bound of anything."""
+
+_SOME_OF_FEW_BITS = {8: 113, 16: 32749}
+"""The same, of types that don't have it, by their bits."""
 
 _BINARY: dict[type, Callable] = {
     tirx.Add: np.add,
@@ -255,6 +259,7 @@ class _Walk:
     found: list[Access] = field(default_factory=list)
     behind: dict[tirx.Var, frozenset[tirx.Var]] = field(default_factory=dict)
     named: dict[tirx.Var, Any] = field(default_factory=dict)
+    data: set[tirx.Var] = field(default_factory=set)  # what atomics found: any number, at every point another
 
     def statement(self, stmt: tirx.Stmt, guard: Guard) -> None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -274,7 +279,11 @@ class _Walk:
             self.loads(stmt.value, guard)
             for index in stmt.indices:
                 self.loads(index, guard)
-            self.touch(stmt.buffer, stmt.indices, guard, stores=True, atomic=joined(stmt.value) is not None)
+            how = joined(stmt.value)
+            self.touch(stmt.buffer, stmt.indices, guard, stores=True, atomic=how is not None)
+            if how is not None and how.former is not None:
+                self.behind[how.former] = self.points | self.vars(stmt.value) | {stmt.buffer}
+                self.data.add(how.former)
 
     def loads(self, expr: Any, guard: Guard) -> None:
         if is_choice(expr):
@@ -305,18 +314,24 @@ class _Walk:
     def apart(self, index: Any) -> Any:
         """The values of an index at every point but for a number that all points have; None if it is data."""
         index = self.opened(index)
-        data: list[bool] = []
+        data = [not isinstance(index, int) and bool(variables_in(index) & self.data)]
 
         def uniform(load: ir.TensorLoad) -> Any:
             data.append(bool(variables_in(*load.indices) & self.points))
-            return tirx.const(_SOME, load.ty.dtype)
+            return _some(load.ty.dtype)
 
         if not isinstance(index, int):
             index = _tvm.structural_map(index, (ir.TensorLoad, uniform))
             unknown = [var for var in variables_in(index) if self.values.get(var) is None]
-            index = substitute_in(index, {var: tirx.const(_SOME, var.ty.dtype) for var in unknown})
+            index = substitute_in(index, {var: _some(var.ty.dtype) for var in unknown})
         found = None if any(data) else evaluate(index, self.values)
         return None if found is None else np.broadcast_to(found, self.count)
 
     def vars(self, expr: Any) -> frozenset[tirx.Var]:
         return frozenset().union(*(self.behind.get(var, frozenset([var])) for var in variables_in(expr)))
+
+
+def _some(dtype: Any) -> tirx.Expr:
+    if str(dtype) == "bool":
+        return tirx.const(True, dtype)
+    return tirx.const(_SOME_OF_FEW_BITS.get(tvm_ffi.dtype(dtype).bits, _SOME), dtype)

@@ -252,6 +252,8 @@ class _Blocks:
 
     def parallel(self, node: Parallel, around: frozenset[tirx.Var]) -> None:
         """The same of every element that is stored."""
+        for tile, _ in node.joins:
+            self.behind[tile.buffer] = frozenset(self.with_device)  # a former value may be anything
         for tile in node.writes:
             if tile.scope != "global":
                 self.behind[tile.buffer] = frozenset(self.with_device)

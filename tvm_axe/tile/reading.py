@@ -14,7 +14,7 @@ from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile import calls
 from tvm_axe.tile.arithmetic import plain
 from tvm_axe.tile.assuming import assumptions_of
-from tvm_axe.tile.atomics import joined
+from tvm_axe.tile.atomics import CAS, joined
 from tvm_axe.tile.bodies import written_out
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
@@ -167,8 +167,11 @@ class Reader:
     def _store(self, stmt: tirx.BufferStore) -> Node:
         tile = self.known[stmt.buffer]
         if tile.scope != "local":  # an element that the block stores once: one point
-            return self._stored((tirx.Var("once", "int32"),), (1,), stmt, distinct=False)
+            return self._once(stmt)
         return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
+
+    def _once(self, stmt: tirx.Stmt) -> Parallel:
+        return self._stored((tirx.Var("once", "int32"),), (1,), written_out(stmt, self.known, _CALLS), distinct=False)
 
     def _called(self, stmt: tirx.Evaluate) -> Node:
         return _CALLS[str(calls.called(stmt))](self, stmt)
@@ -273,7 +276,7 @@ class Reader:
             tile, how = self.known[store.buffer], joined(store.value)
             accesses.append((tile, tuple(store.indices), True))
             if how is not None:
-                joins[tile, how[0]] = None
+                joins[tile, how.kind] = None
 
         tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
         tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
@@ -309,6 +312,7 @@ _CALLS: dict[str | None, Callable[[Reader, tirx.Evaluate], Node]] = {
     SIGNAL: Reader._on_flags,
     CUMSUM: Reader._scan,
     PRINT: Reader._print,
+    CAS: Reader._once,
     **dict.fromkeys(ORDERS, Reader._order),
 }
 """And of each of our words that upstream has none of, by the name of the call."""

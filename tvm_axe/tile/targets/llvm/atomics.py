@@ -1,4 +1,4 @@
-"""Adding to what a tensor holds, or a tile in shared memory, and keeping the larger or the smaller there.
+"""Adding to what a tensor holds, or a tile in shared memory, keeping the larger or the smaller, comparing and swapping.
 
 A tensor's elements other blocks join with values at the same time, in parallel threads, so it must be one operation.
 TensorIR has none for CPUs; it comes in as a function in LLVM's language, which makes a loop around compare-and-exchange
@@ -84,6 +84,14 @@ end:
 }}
 """
 
+_SWAP = """
+define linkonce_odr {bits} @axe_atomic_cas_{dtype}(ptr %to, {bits} %compare, {bits} %new) alwaysinline {{
+  %pair = cmpxchg ptr %to, {bits} %compare, {bits} %new monotonic monotonic
+  %seen = extractvalue {{ {bits}, i1 }} %pair, 0
+  ret {bits} %seen
+}}
+"""
+
 _WAYS = {
     "bfloat16": (
         "%all = bitcast float %number to i32\n  %top = lshr i32 %all, 16\n  %new = trunc i32 %top to i16",
@@ -106,6 +114,8 @@ def source(kind: str, dtype: str) -> str:
     if dtype == "bfloat16":
         return _BFLOAT16
     held, operation = _TYPES[dtype]
+    if kind == "cas":
+        return _SWAP.format(dtype=dtype, bits=held)
     if kind != "add":
         operation = f"u{kind}" if dtype.startswith("u") else kind
     passed, converted = ("float", "fptrunc") if dtype in NARROW else (held, "bitcast")
@@ -147,3 +157,14 @@ def join(writer: Writer, kind: str, tile: Tile, indices: Sequence[Any], value: A
     dtype = str(buffer.dtype)
     value = rounded(value, dtype) if dtype in NARROW else value
     T.evaluate(T.call_extern("void", f"axe_atomic_{kind}_{dtype}", T.address_of(buffer[tuple(where)]), value))
+
+
+def swap(writer: Writer, tile: Tile, indices: Sequence[Any], compare: Any, value: Any) -> Any:
+    """Emit a compare-and-swap; give what was there before."""
+    if tile.scope != "global":
+        held = T.Bind(writer.load(tile, indices))
+        writer.store(tile, indices, T.Select(held == compare, value, held))
+        return held
+    buffer, where = writer.at(tile, indices)
+    name = f"axe_atomic_cas_{buffer.dtype}"
+    return T.call_extern(str(buffer.dtype), name, T.address_of(buffer[tuple(where)]), compare, value)

@@ -13,18 +13,13 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.counting import conjuncts
 from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.tile.arithmetic import chosen
-from tvm_axe.tile.atomics import joined
+from tvm_axe.tile.atomics import formers, joined
+from tvm_axe.tile.bodies import chained
 from tvm_axe.tile.nodes import Parallel
-from tvm_axe.tile.targets.llvm.atomics import join
+from tvm_axe.tile.targets.llvm.atomics import join, swap
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
 from tvm_axe.tile.targets.llvm.writer import Writer, points
-from tvm_axe.tile.walking import variables_in
-
-_MOST_CHOICES = 2
-"""Upstream's code generator simplifies the value of a name with those of others in their places, where a value that is
-used twice stands twice. So of a name that is made of so many choices it sees an element in memory, which LLVM holds in
-a register."""
 
 
 def write_parallel(writer: Writer, node: Parallel) -> None:
@@ -95,15 +90,13 @@ class _Body:
     """A body, and whether vectors along `lane` can do it."""
 
     def __init__(self, writer: Writer, node: Parallel, stmt: tirx.Stmt, lane: tirx.Var) -> None:
-        self.writer, self.lane = writer, lane
+        self.writer, self.stmt, self.lane = writer, stmt, lane
         self.tiles = {tile.buffer: tile for tile, _, _ in node.accesses}
         self.analyzer: sym.Analyzer = writer.plan.program.analyzer()
         for var, extent in zip(node.vars, node.extents):
             self.analyzer.bind(var, ir.Range.from_min_extent(0, extent))
         self.varies = {lane}
-        self.choices: dict[tirx.Var, int] = {}  # how many that follow from one another a name's value is made of
-        self.rooms: dict[tirx.Var, Any] = {}  # of names that are held in memory: where
-        tvm_ffi.structural_walk(stmt, (tirx.Bind, self._count))
+        self.rooms: dict[tirx.Var, Any] = dict.fromkeys(chained(stmt))  # of names that are held in memory: where
         self.by_vectors = self._statement(stmt, False)
 
     # ---- Whether vectors can do it ---------------------------------------------------------------------------
@@ -143,20 +136,16 @@ class _Body:
             tvm_ffi.structural_walk(value, ((ir.TensorLoad, on_load), (ir.Call, on_call)))
         return all(fine)
 
-    def _count(self, bind: tirx.Bind) -> None:
-        """Count the choices that a name's value is made of."""
-        depth = max((self.choices.get(var, 0) for var in variables_in(bind.value)), default=0)
-        self.choices[bind.var] = depth + (
-            _finds(bind.value, ir.Call, is_choice) or _finds(bind.value, tirx.Select, lambda select: True)
-        )
-        if self.choices[bind.var] >= _MOST_CHOICES and str(bind.value.ty.dtype) != "bool":
-            self.choices[bind.var], self.rooms[bind.var] = 0, None
-
     def allocate(self, lanes: int) -> None:
         """Make room for the names that are held in memory."""
         for name in self.rooms:
             dtype = compute_dtype(str(name.ty.dtype))
+            dtype = "int32" if dtype == "bool" else dtype  # of which vectors are stored
             self.rooms[name] = T.alloc_buffer((lanes,), dtype, scope="local")
+        for former in formers(self.stmt):  # points come one by one then; it is read behind the conditions around it
+            self.rooms[former] = T.alloc_buffer((1,), former.ty.dtype, scope="local")
+            T.buffer_store(self.rooms[former], tirx.const(0, former.ty.dtype), [0])
+            self.writer.scalars[former] = self.rooms[former][0]
 
     def _differs(self, value: Any) -> bool:
         """Whether lanes have different values of an expression."""
@@ -183,11 +172,15 @@ class _Body:
     def _store(self, stmt: tirx.BufferStore, chosen: Any) -> None:
         tile, indices = self.tiles[stmt.buffer], [self._value(index) for index in stmt.indices]
         how = joined(stmt.value)
-        given = stmt.value if how is None else how[1]
+        if how is not None and how.former is not None:
+            values = self._value(how.compare), self._value(how.value)
+            T.buffer_store(self.rooms[how.former], swap(self.writer, tile, indices, *values), [0])
+            return
+        given = stmt.value if how is None else how.value
         rounds = isinstance(given, tirx.Cast) and str(given.ty.dtype) == tile.dtype  # as storing does
         value = convert(self._value(given.value if rounds else given), compute_dtype(tile.dtype))
         if how is not None:
-            join(self.writer, how[0], tile, indices, value)
+            join(self.writer, how.kind, tile, indices, value)
             return
         if chosen is not None:
             value = T.Select(chosen, value, self.writer.load(tile, indices))
@@ -212,8 +205,12 @@ class _Body:
         """What stands for a name, whose value is computed once."""
         if name not in self.rooms:
             return self._named(value)
-        T.buffer_store(self.rooms[name], value, [self.writer.lane])
-        return self.rooms[name][self.writer.lane]
+        room = self.rooms[name]
+        if str(name.ty.dtype) == "bool":
+            T.buffer_store(room, T.Select(value, T.int32(1), T.int32(0)), [self.writer.lane])
+            return room[self.writer.lane] != 0
+        T.buffer_store(room, value, [self.writer.lane])
+        return room[self.writer.lane]
 
     def _named(self, value: Any) -> Any:
         """The value, computed once; upstream can't name a vector of bools."""

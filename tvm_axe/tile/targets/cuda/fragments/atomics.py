@@ -1,4 +1,5 @@
-"""Values joined with what memory holds: one instruction where there is one, else a loop that compares and swaps.
+"""Values joined with what memory holds: one instruction where there is one, else a loop that compares and
+swaps; and that by itself.
 
 On a tensor of the mesh peers join values with the same elements, so they are joined at the scope of the system; at that
 of a device, CUDA's default, they would be atomic for blocks of one device alone (PTX ISA, "Memory Consistency Model:
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
@@ -42,6 +44,14 @@ _SWAP_OF_16_BITS = """unsigned short seen;
     asm volatile("atom.relaxed.sys.cas.b16 %0, [%1], %2, %3;"
                  : "=h"(seen) : "l"(at), "h"(old), "h"(next) : "memory");"""
 """CUDA has no function for it (PTX ISA, atom)."""
+
+
+_SWAPPED = {
+    "int32": ("int", "int"),
+    "uint32": ("unsigned int", "unsigned int"),
+    "int64": ("long long", "unsigned long long"),
+}
+"""CUDA's type, and that which it compares."""
 
 
 def join(kind: str, tile: Tile, pointer: Any, value: Any) -> None:
@@ -89,3 +99,17 @@ __device__ __forceinline__ void {name}(void* to, {type_name} number) {{
   }}
 }}
 """
+
+
+def swap(tile: Tile, pointer: Any, compare: Any, value: Any) -> tirx.Expr:
+    """The compare-and-swap of an element of a tile at an address: what it held before."""
+    dtype, scope = tile.dtype, "_system" * tile.is_mesh
+    type_name, bits = _SWAPPED[dtype]
+    name = f"axe_atomic_cas_{dtype}{scope}"
+    code = f"""
+__device__ __forceinline__ {type_name} {name}(void* to, {type_name} compare, {type_name} number) {{
+  return static_cast<{type_name}>(atomicCAS{scope}(
+      reinterpret_cast<{bits}*>(to), static_cast<{bits}>(compare), static_cast<{bits}>(number)));
+}}
+"""
+    return _tvm.device_call(name, pointer, compare, value, code=code, gives=dtype)

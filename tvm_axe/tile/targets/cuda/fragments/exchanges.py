@@ -51,10 +51,15 @@ class Anchor:
 
 
 def anchor_of(node: Parallel, held: Held) -> Anchor | None:
-    """The first tile in registers stored to by plain coordinates, else the first so read; None if there is neither."""
+    """The first tile in registers stored to by plain coordinates, else the first so read; None if there is neither.
+
+    Where points compare and swap, one whose elements no two threads hold: a point is then done by one thread, once, as
+    what it finds is told to no other.
+    """
+    once = any(kind == "cas" for _, kind in node.joins)
     for stores in (True, False):
         for tile, indices, is_store in node.accesses:
-            if is_store == stores and tile in held:
+            if is_store == stores and tile in held and not (once and held[tile].is_copied):
                 box = _box(node, indices)
                 if box is not None:
                     return Anchor(tile, *box)

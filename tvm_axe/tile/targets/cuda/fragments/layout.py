@@ -136,6 +136,11 @@ class FragmentLayout:
         """The iters of R that copy elements over threads."""
         return tuple(it for it in self.layout.R if it.axis == THREAD)
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether several threads hold an element."""
+        return any(it.extent != 1 for it in self.replicas)
+
     @cached_property
     def digits(self) -> tuple[tuple[str, Digit], ...]:
         """The digits of the elements, by axis, from the most significant of dimension 0 on."""

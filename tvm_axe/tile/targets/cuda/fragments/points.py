@@ -18,10 +18,11 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.analysis.expressions import is_choice
-from tvm_axe.tile.atomics import joined
+from tvm_axe.tile.atomics import formers, joined
+from tvm_axe.tile.bodies import chained
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.cuda.fragments.atomics import join
+from tvm_axe.tile.targets.cuda.fragments.atomics import join, swap
 from tvm_axe.tile.targets.cuda.fragments.copies import keeps_together
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
 from tvm_axe.tile.targets.cuda.fragments.exchanges import (
@@ -84,6 +85,7 @@ def _points(emitter: Emitter, node: Parallel) -> None:
                     body.values = {var: none if d is None else index[d] for var, d in zip(node.vars, place)}
                     body.steps = [*steps, *lanes]
                     body.lane = sum((step << at for at, step in enumerate(reversed(lanes))), none)
+                    body.allocate()
                     body.emit(found.body)
                 body.values = {var: none if d is None else start[d] for var, d in zip(node.vars, place)}
                 body.steps = first
@@ -223,6 +225,7 @@ class _Body:
         self.values: dict[tirx.Var, Any] = {}
         self.steps: Sequence[Any] = ()
         self.lane: Any = 0
+        self.rooms: dict[tirx.Var, Any] = {}
 
     @contextlib.contextmanager
     def where(self, condition: Any) -> Iterator[None]:
@@ -232,6 +235,17 @@ class _Body:
             return
         with T.If(self._expression(condition)), T.Then():
             yield
+
+    def allocate(self) -> None:
+        """Make room for names: those that are held in memory, and what compare-and-swaps find.
+
+        The latter are read behind the conditions that they are under.
+        """
+        self.rooms = {name: T.alloc_buffer((1,), name.ty.dtype, scope="local") for name in chained(self.node.body)}
+        for former in formers(self.node.body):
+            room = T.alloc_buffer((1,), former.ty.dtype, scope="local")
+            T.buffer_store(room, tirx.const(0, former.ty.dtype), [0])
+            self.values[former] = room[0]
 
     def load(self, length: int) -> None:
         """Load what neighbouring points read at once, and make room for what they write."""
@@ -275,7 +289,11 @@ class _Body:
             value = evaluate(stmt.value, self.known)
             if value is not None:
                 self.known[stmt.var] = value
-            self.values[stmt.var] = T.bind(self._expression(stmt.value))
+            given = self._expression(stmt.value)
+            room = self.rooms.get(stmt.var)
+            if room is not None:
+                T.buffer_store(room, given, [0])
+            self.values[stmt.var] = T.bind(given) if room is None else room[0]
         else:
             self._store(stmt)
 
@@ -303,7 +321,7 @@ class _Body:
 
     def _store(self, stmt: tirx.BufferStore) -> None:
         how = joined(stmt.value)
-        emitter, value = self.emitter, self._expression(stmt.value if how is None else how[1])
+        emitter, value = self.emitter, self._expression(stmt.value if how is None else how.value)
         tile = emitter.tiles[stmt.buffer]
         stored = emitter.storages[tile]
         if isinstance(stored, Registers):
@@ -315,11 +333,16 @@ class _Body:
             return
         indices = [self._expression(index) for index in stmt.indices]
         address = stored.address(indices, tile.shape)
+        if how is not None and how.former is not None:  # each point is one thread's: `anchor_of`
+            compare = self._expression(how.compare)
+            found = swap(tile, stored.buffer.ptr_to(address), compare, value)
+            T.buffer_store(self.values[how.former].source, found, [0])
+            return
         with emitter.guarded(self.walk.first_copy(emitter.threads.index)):
             if how is None:
                 T.buffer_store(stored.buffer, value, address)
             else:
-                join(how[0], tile, stored.buffer.ptr_to(address), value)
+                join(how.kind, tile, stored.buffer.ptr_to(address), value)
 
     def _register(self, tile: Tile, indices: Sequence[Any]) -> tirx.Expr:
         held = self.emitter.registers(tile)
