@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from fuzz_programs import COMBINERS, LIMITS, Program, Stage, number, parsed
+from fuzz_programs import COMBINERS, LIMITS, Program, Stage, is_carried, number, parsed
 
 
 class Malformed(Exception):
@@ -52,13 +52,14 @@ def evaluate(
         stored[tensor.name] = np.zeros(shape, bool)
     dtypes = {tensor.name: tensor.dtype for tensor in program.tensors}
     for stage in program.stages:
-        places = _Run(program, stage, held, known, dtypes).store()
-        stored[stage.target].reshape(-1)[places] = True
+        for step in range(number(stage.extents[0], program.extents)) if is_carried(stage) else (None,):
+            places = _Run(program, stage, held, known, dtypes, step).store()
+            stored[stage.target].reshape(-1)[places] = True
     return held
 
 
 class _Run:
-    """One stage's iterations at once: the iterators are arrays."""
+    """One stage's iterations at once, or those of one step of its first loop: the iterators are arrays."""
 
     def __init__(
         self,
@@ -67,12 +68,16 @@ class _Run:
         held: dict[str, np.ndarray],
         known: dict[str, np.ndarray],
         dtypes: Mapping[str, str],
+        step: int | None,
     ) -> None:
         self.stage, self.held, self.known, self.dtypes = stage, held, known, dtypes
         self.domain = tuple(number(text, program.extents) for text in stage.extents)
         if any(extent < 1 for extent in self.domain):
             raise Malformed(f"{stage.name} has no iterations")
+        if step is not None:
+            self.domain = (1, *self.domain[1:])
         grid = np.indices(self.domain)
+        grid[:1] += step or 0
         self.names: dict[str, Any] = {**program.sizes, **{f"v{i}": axis for i, axis in enumerate(grid)}}
         self.limit = LIMITS[dtypes[stage.target]]
 

@@ -251,6 +251,11 @@ def read_by(stage: Stage) -> set[str]:
     return found | ({stage.target} if stage.combine == "add" else set())
 
 
+def is_carried(stage: Stage) -> bool:
+    """Whether an iteration of a stage's first loop reads what those before have stored: steps, one after another."""
+    return stage.kinds[:1] == "S" and stage.target in names_in(stage.value)
+
+
 # ---- Smaller programs ------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from fuzz_actions import OURS, Action, apply, labelled
 from fuzz_programs import Program, Stage, read_by
 from fuzz_proposing import Proposer, memory_order
 from fuzz_situations import SITUATIONS
-from fuzz_stages import draw_pipeline, draw_program
+from fuzz_stages import draw_pipeline, draw_program, draw_steps
 from tvm.tirx import PrimFunc
 
 import tvm_axe as axe
@@ -228,6 +228,8 @@ def draw_case(seed: int, devices: int | None = None) -> tuple[Case, axe.Schedule
     kind = random.Random(f"pipeline {seed}").random()
     is_pipeline, situation = kind < 0.06, rng.choice(SITUATIONS) if kind > 0.8 else None
     draw = draw_pipeline if is_pipeline else draw_program if situation is None else situation.program
+    if 0.06 <= kind < 0.12:
+        draw = draw_steps
     program = draw(rng, list(axes.values()))
     wanted = {}
     for name in rng.sample([name for name, _ in program.extents], min(len(axes), len(program.extents))):

@@ -422,6 +422,53 @@ def draw_pipeline(rng: random.Random, devices: Sequence[int]) -> Program:
     return drawn(rng, devices, stages)
 
 
+def draw_steps(rng: random.Random, devices: Sequence[int]) -> Program:
+    """A program with a loop that carries state: a step makes it of the one before, of which it reads other elements."""
+
+    def stages(drawing: Drawing) -> None:
+        for _ in range(rng.randint(0, 1)):
+            rng.choice((pointwise, contraction, broadcast))(drawing)
+        source = drawing.source(low=1)
+        count = drawing.extent()
+        shape, held = source.shape, iterators(len(source.shape))
+        state = drawing.result([f"{count} + 1", *shape], source.dtype)
+        drawing.stage(shape, "S" * len(shape), state, ["0", *held], drawing.load(source, held, state.dtype))
+        names = iterators(len(shape) + 1)
+        drawing.making = state.name
+        extents, kinds, combine = [count, *shape], "S" * len(names), None
+        dim = rng.randint(1, len(shape))
+        before = drawing.load(state, names, state.dtype)
+        last = f"{_factor(shape[dim - 1])} - 1"
+
+        def moved(index: str) -> str:
+            return drawing.load(state, [index if i == dim else name for i, name in enumerate(names)], state.dtype)
+
+        match rng.randrange(4):
+            case 0:
+                value = drawing.mixed(before, shape, state.dtype, names[1:])
+            case 1:
+                right, left = moved(f"T.min({names[dim]} + 1, {last})"), moved(f"T.max({names[dim]} - 1, 0)")
+                value = rng.choice((f"{before} + {right} - {left}", f"T.max({before}, T.min({left}, {right}))"))
+            case 2:
+                value = moved(rng.choice(_maps(drawing, shape[dim - 1])).format(v=names[dim]))
+                value = drawing.mixed(f"{value} - {before}", shape, state.dtype, names[1:])
+            case _:
+                extents, kinds = [*extents, shape[dim - 1]], kinds + "R"
+                value, combine = moved(f"v{len(names)}"), rng.choice(("sum", "max", "min"))
+                if rng.random() < 0.6:
+                    weights = drawing.tensor("W", [shape[dim - 1], shape[dim - 1]], state.dtype)
+                    value = f"{value} * {drawing.load(weights, [names[dim], f'v{len(names)}'], state.dtype)}"
+        drawing.stage(extents, kinds, state, ["v0 + 1", *names[1:]], value, combine)
+        y = drawing.result(shape)
+        at = rng.choice((count, count, "1", "0"))
+        value = drawing.load(state, [at, *held], y.dtype)
+        drawing.stage(shape, "S" * len(shape), y, held, drawing.mixed(value, shape, y.dtype))
+        if rng.random() < 0.4:
+            rng.choice((pointwise, reduction, contraction))(drawing)
+
+    return drawn(rng, devices, stages)
+
+
 def _finished(drawing: Drawing) -> Program:
     """The program, with most of what is written and read again as intermediates."""
     whole = {tensor.name for tensor in drawing.produced()}

@@ -162,3 +162,17 @@ def test_dimensions_counted_from_the_back(name: str) -> None:
     module, want = net.module(counted)
     assert with_convolutions(module)["main"].script().count('data_layout="NHWC"') == 2
     net.check(module, want)
+
+
+def test_transposed_convolutions_between_others() -> None:
+    """They keep their channels where they are: upstream has no function for them with channels last."""
+    net = Net((2, 8, 6, 6), seed=7)
+
+    def up(net: Net, x):
+        data, want = net.conv(net.conv(x, 8), 4)
+        w = net.normal(4, 5, 2, 2)
+        call = net.builder.emit(relax.op.nn.conv2d_transpose(data, relax.const(w), strides=2))
+        larger = np.einsum("ncyx,cokl->noykxl", want, w.astype("float64")).reshape(2, 5, 12, 12)
+        return net.conv((call, larger), 3)
+
+    net.check(*net.module(up))

@@ -189,6 +189,16 @@ def test_types_of_half_the_width(models: dict[str, Any], workers: Any, kind: str
         assert error(got, want) < bound
 
 
+@torch.no_grad()
+def test_norms_of_groups_of_bfloat16() -> None:
+    """Which Relax refuses by itself."""
+    torch.manual_seed(0)
+    norm, x = nn.GroupNorm(2, 8).to(torch.bfloat16), torch.randn(2, 8, 5, 5, dtype=torch.bfloat16) + 1
+    model = from_exported_program(torch.export.export(norm, (x,)), custom_convert_map=half_converters())
+    assert str(model["main"].ret_ty.fields[0].dtype) == "bfloat16"
+    assert error(axe.compile(model, work_dir=None)(x), copy.deepcopy(norm).double()(x.double())) < 1e-2
+
+
 @pytest.mark.parametrize("kind", ["encoder", "residual"])
 @torch.no_grad()
 def test_onnx(models: dict[str, Any], workers: Any, kind: str) -> None:

@@ -44,8 +44,8 @@ def _topk(x: Any) -> tuple[Any, Any]:
     return relax.TupleGetItem(both, 0), op.gather_elements(x, op.astype(relax.TupleGetItem(both, 1), "int64"), axis=1)
 
 
-def model(make: Callable[[Any], Any], dtype: str) -> tvm.IRModule:
-    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((6, 8), dtype))
+def model(make: Callable[[Any], Any], dtype: str, shape: tuple[int, ...] = (6, 8)) -> tvm.IRModule:
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(shape, dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             out = builder.emit_output(builder.normalize(make(builder.emit(op.negative(x)))))
@@ -67,3 +67,50 @@ def test_operators(workers: Any, name: str, dtype: str) -> None:
     for where, got in (("one device", np.asarray(alone(x))), ("a mesh", shared.run(workers(2), x))):
         assert got.dtype == (want.dtype if want.dtype.kind in "bi" else kind), where
         assert np.abs(got.astype("float64") - want).max() <= bound * max(np.abs(want).max(), 1), where
+
+
+LONG = 4096
+SUMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "mean": (lambda x: op.mean(op.multiply(x, x), -1), lambda x: (x * x).mean(-1)),
+    "softmax": (lambda x: op.nn.softmax(x, -1), lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)),
+    "cumsum": (lambda x: op.cumsum(x, 1), lambda x: x.cumsum(1)),
+    "scatter": (
+        lambda x: op.scatter_elements(op.zeros((2, 1), x.ty.dtype), _zeros((2, LONG)), x, 1, "add"),
+        lambda x: x.sum(1, keepdims=True),
+    ),
+    "conv1d": (
+        lambda x: op.nn.conv1d(op.reshape(x, (2, LONG // 4, 4)), relax.const(np.ones((3, LONG // 4, 3)), x.ty.dtype)),
+        lambda x: np.repeat(
+            np.lib.stride_tricks.sliding_window_view(x.reshape(2, -1, 4), 3, 2).sum((1, 3))[:, None], 3, 1
+        ),
+    ),
+}
+
+
+def _zeros(shape: tuple[int, ...]) -> Any:
+    return relax.const(np.zeros(shape), "int64")
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_any_length_are_as_right_as_short_ones(workers: Any, name: str) -> None:
+    """In bfloat16 ones add up to 256 at most, and means of some thousand were wrong by as much as they are."""
+    (make, wanted), (kind, bound) = SUMS[name], TYPES["bfloat16"]
+    x = -np.random.default_rng(0).uniform(0.5, 1.5, (2, LONG)).astype(kind)
+    want = wanted(-x.astype("float64"))
+    alone, shared = (
+        axe.compile(model(make, "bfloat16", (2, LONG)), mesh=mesh, work_dir=None) for mesh in (None, {"tp": 2})
+    )
+    for where, got in (("one device", np.asarray(alone(x))), ("a mesh", shared.run(workers(2), x))):
+        assert got.dtype == kind, where
+        assert np.abs(got.astype("float64") - want).max() <= bound * np.abs(want).max(), where
+
+
+def test_products_give_their_sums_and_gpus_sum_their_own() -> None:
+    def made(x: Any) -> Any:
+        return op.matmul(x, op.permute_dims(x))
+
+    products = {
+        matmuls: str(widening.widened(model(made, "float16"), matmuls)).count('out_dtype="float32"')
+        for matmuls in (False, True)
+    }
+    assert products == {False: 0, True: 1}

@@ -37,6 +37,7 @@ from tvm_axe._tvm.relax import (
     relax_dispatching,
     relax_lowering,
     split_preproc,
+    with_attributes,
     with_kernels_built,
     without_layouts_of_unknown_extents,
 )
@@ -173,6 +174,7 @@ __all__ = [
     "warpgroup_layout",
     "why_refused",
     "widened",
+    "with_attributes",
     "with_kernels_built",
     "with_name",
     "without_layouts_of_unknown_extents",

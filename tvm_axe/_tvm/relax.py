@@ -37,6 +37,13 @@ def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
     return parts[f"split{PREPACK}"], parts["split_prepacked"]
 
 
+def with_attributes(call: relax.Call, **changed: object) -> relax.Call:
+    """A call of an operator with some attributes changed; upstream builds them from all of their fields."""
+    info = type(call.attrs).__tvm_ffi_type_info__
+    kept = {field.name: getattr(call.attrs, field.name) for field in info.fields}
+    return relax.Call(call.op, call.args, ir.make_node(info.type_key, **{**kept, **changed}))
+
+
 _PIPELINES = {"cpu": _cpu_pipeline, "cuda": _cuda_pipeline}
 
 

@@ -35,11 +35,14 @@ class Built(NamedTuple):
         The source of the device's code, where there is such.
     resources : mapping from str to Resources
         What threads of each kernel take, by its name, where the compiler says so.
+    remarks : mapping from str to list of str
+        What the compiler expects to be slow in a kernel, by its name, where it says so.
     """
 
     module: Module
     source: str | None
     resources: Mapping[str, Resources] = MappingProxyType({})
+    remarks: Mapping[str, list[str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)

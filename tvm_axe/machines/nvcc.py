@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -32,6 +33,7 @@ _FLAGS = (
     "--use_fast_math",
     "--ptxas-options=--register-usage-level=10",
 )
+_REMARK = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?) in the function '(\w+)'")
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,31 @@ def cubin(source: str, target: Target, store: cache.Cache) -> bytes:
     arch = architecture(target)
 
     def compile_it() -> bytes:
-        return _nvrtc(source, arch) if compiler.path is None else _nvcc(compiler.path, source, arch)
+        if compiler.path is None:
+            return _nvrtc(source, arch)
+        binary, said = _nvcc(compiler.path, source, arch)
+        if _REMARK.search(said):
+            store.put(_name("remarks", source, arch, compiler), said.encode())
+        return binary
 
-    name = cache.key("cubin", source, arch, "nvrtc" if compiler.path is None else "nvcc", compiler.version, *_FLAGS)
-    return store.get_or_make(name, compile_it)
+    return store.get_or_make(_name("cubin", source, arch, compiler), compile_it)
+
+
+def remarks(source: str, target: Target, store: cache.Cache) -> dict[str, list[str]]:
+    """What the assembler expects to be slow in CUDA source that `cubin` has compiled, by the kernel's name.
+
+    nvrtc doesn't say it.
+    """
+    kept = store.get(_name("remarks", source, architecture(target), find_compiler()))
+    found: dict[str, list[str]] = {}
+    for code, what, name in _REMARK.findall(kept.decode()) if kept is not None else ():
+        found.setdefault(name, []).append(f"{' '.join(what.split())} (ptxas, {code})")
+    return found
+
+
+def _name(what: str, source: str, arch: str, compiler: Compiler) -> str:
+    """The name under which something that a compiler has made of source is kept."""
+    return cache.key(what, source, arch, "nvrtc" if compiler.path is None else "nvcc", compiler.version, *_FLAGS)
 
 
 @functools.cache
@@ -107,7 +130,8 @@ def _unknown(arch: str, compiler: str) -> TuneError:
     )
 
 
-def _nvcc(path: str, source: str, arch: str) -> bytes:
+def _nvcc(path: str, source: str, arch: str) -> tuple[bytes, str]:
+    """The binary, and what the compiler said."""
     with tempfile.TemporaryDirectory() as folder:
         code, binary = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
         code.write_text(source, encoding="utf-8")
@@ -117,4 +141,4 @@ def _nvcc(path: str, source: str, arch: str) -> bytes:
             if "Unsupported gpu architecture" in done.stderr:
                 raise _unknown(arch, path)
             raise RuntimeError(f"nvcc refuses generated code for {arch}:\n{done.stderr}")
-        return binary.read_bytes()
+        return binary.read_bytes(), done.stdout + done.stderr

@@ -26,7 +26,7 @@ from tvm_axe.relax.values import Values, is_call, shape_of
 
 __all__ = ["with_convolutions"]
 
-_CONV, _NORM = "relax.nn.conv2d", "relax.nn.batch_norm"
+_CONV, _TRANSPOSED, _NORM = "relax.nn.conv2d", "relax.nn.conv2d_transpose", "relax.nn.batch_norm"
 
 
 def with_convolutions(model: IRModule) -> IRModule:
@@ -43,7 +43,8 @@ def with_convolutions(model: IRModule) -> IRModule:
     if max(map(len, found)) < 2 or not all(_is_dense(call) for calls in found for call in calls):
         return folded
     counted = relax.transform.Normalize()(_Counted.from_the_front(folded))
-    moved = relax.transform.ConvertLayout({_CONV: ["NHWC", "OHWI"]})(counted)
+    # Upstream has no function for a transposed convolution with channels last, and its pass would make one.
+    moved = relax.transform.ConvertLayout({_CONV: ["NHWC", "OHWI"], _TRANSPOSED: ["NCHW", "IOHW"]})(counted)
     return relax.transform.Normalize()(moved)
 
 

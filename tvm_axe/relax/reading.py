@@ -21,7 +21,7 @@ from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.sizes import Extent, exprs, typical_of
 from tvm_axe.relax.values import is_call
-from tvm_axe.relax.widening import widened
+from tvm_axe.relax.widening import widened, with_wide_attention
 
 __all__ = ["graph_of", "legalized"]
 
@@ -29,7 +29,9 @@ _CALL_TIR, _IN_PLACE = "relax.call_tir", "relax.call_tir_inplace"
 _PATTERN, _OPAQUE = "op_pattern", 8  # what FuseOps leaves alone
 
 
-def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule] | None = None) -> tvm.IRModule:
+def legalized(
+    model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule] | None = None, on_host: bool = True
+) -> tvm.IRModule:
     """The model with a function of TensorIR for each operator, and for pointwise ones with what they follow.
 
     Products read transposed weights as they lie, and stay apart from what follows: with a bias or a residual behind it
@@ -41,8 +43,10 @@ def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule]
         The model.
     whole : Callable, optional
         What puts a function of its own into the place of several operators, such as attention.
+    on_host : bool
+        Whether devices are CPUs.
     """
-    model = widened(with_known_shapes(with_repeated_heads(model)))
+    model = widened(with_known_shapes(with_repeated_heads(model)), matmuls=on_host)
     # Upstream takes what is said of a tensor's shape for the tensor, and what follows loses its shape.
     canonical = [] if says_shapes(model) else [relax.transform.CanonicalizeBindings()]
     first = [relax.transform.DecomposeOpsForInference(), *canonical]
@@ -57,7 +61,8 @@ def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule]
         relax.transform.DeadCodeElimination(),
         relax.transform.AnnotateTIROpPattern(),
     ]
-    module = tvm.transform.Sequential(passes)(saying_what_is_left(model if whole is None else whole(model)))
+    model = with_wide_attention(model if whole is None else whole(model))
+    module = tvm.transform.Sequential(passes)(saying_what_is_left(model))
     in_place = _called_in_place(module)
     for variable, func in module.functions_items():
         if isinstance(func, tirx.PrimFunc) and (_is_product(func) or variable in in_place):

@@ -44,8 +44,9 @@ class Scores:
     def uncast(self, value: relax.Expr) -> relax.Expr:
         """A value before it is cast to float32, in which kernels sum anyway, or from that."""
         call = self._values.of(value)
-        wide = is_call(call, "relax.astype") and "float32" in (str(call.ty.dtype), str(call.args[0].ty.dtype))
-        return self._values.matrix(call.args[0]) if wide else call
+        while is_call(call, "relax.astype") and "float32" in (str(call.ty.dtype), str(call.args[0].ty.dtype)):
+            call = self._values.matrix(call.args[0])
+        return call
 
     def kept(self, weights: relax.Expr) -> relax.Expr | None:
         """What weights were before the last of each row was left out; None if nothing was."""

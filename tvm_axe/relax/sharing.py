@@ -131,7 +131,7 @@ def share_model(
     along = {name: mesh[name] for name in over}  # an error where the mesh has no such axis
     operators = operators_of(along, rates, meets)
     plain, parameters = pinned(model, pins or {}, Over(mesh, over))
-    module = legalized(plain, whole)
+    module = legalized(plain, whole, on_host=gpu is None)
     functions = [str(var.name_hint) for var, func in module.functions_items() if _is_public(func)]
     if not functions:
         raise InputError("share_model: the module has no Relax function")

@@ -47,7 +47,8 @@ def atomic_add(src: Any, dst: Any) -> Any:
 
     Notes
     -----
-    Relaxed, at the scope of a device, of a block in shared memory (PTX ISA, "Memory Consistency Model").
+    Relaxed, at the scope of a device, of the system in a tensor of the mesh, of a block in shared memory (PTX ISA,
+    "Memory Consistency Model").
     """
     return _join("add", src, dst)
 

@@ -60,8 +60,8 @@ def wait(flags: Any, value: Any = 1, *, reset: bool = False, loads: bool = False
 def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = False) -> Any:
     """Set every one of the flags to `value` when all that the block has read and written so far is done.
 
-    In a specialized kernel the storing warp signals: at least one tile must have left through shared memory before, and
-    none may have been written otherwise.
+    In a specialized kernel the storing warp signals: at least one tile must have left through shared memory before,
+    behind all that has been read, and none may have been written otherwise.
 
     Parameters
     ----------

@@ -6,12 +6,16 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tvm.script import ir as I
+from tvm.script import relax as R
 from tvm.script import tirx as T
 
+import tvm_axe as axe
 from tvm_axe import tile
 from tvm_axe.errors import TileError
-from tvm_axe.machines import nvcc
+from tvm_axe.machines import cache, nvcc
 from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile.kernels import KERNELS
 
 
@@ -50,6 +54,23 @@ def pair_of_products(columns: int):
             tile.copy(d, D[i * 128, j * columns])
 
     return pair
+
+
+SERIALIZED = """
+extern "C" __global__ void early(float* out, unsigned long long a, unsigned long long b, int n) {
+  float c[4] = {0, 0, 0, 0};
+  for (int i = 0; i < n; ++i) {
+    asm volatile("wgmma.fence.sync.aligned;");
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "l"(a), "l"(b));
+    asm volatile("wgmma.commit_group.sync.aligned;");
+  }
+  if (threadIdx.x == 7) c[0] = 2;
+  asm volatile("wgmma.wait_group.sync.aligned 0;");
+  out[threadIdx.x] = c[0] + c[1] + c[2] + c[3];
+}
+"""
+"""A product whose accumulator a thread sets while it is in flight."""
 
 
 def compiled(program) -> list[str]:
@@ -92,3 +113,43 @@ def test_registers_that_are_spilled_are_warned_of(store):
 
 def test_a_cpu_says_nothing_of_it(store):
     assert "compiled" not in tile.compile(pair_of_products(32), "llvm", store).explain().split()
+
+
+def test_what_the_assembler_expects_to_be_slow(store):
+    """It is kept with the binary, so that it is known also where nothing is compiled."""
+    if nvcc.find_compiler().path is None:
+        pytest.skip("nvrtc doesn't say it")
+    hopper = resolve_target("cuda:sm_90a")
+    for _ in range(2):
+        nvcc.cubin(SERIALIZED, hopper, store)
+        ((remark,),) = nvcc.remarks(SERIALIZED, hopper, store).values()
+        assert "wgmma.mma_async instructions are serialized due to" in remark and remark.endswith("(ptxas, C7515)")
+    nvcc.cubin(SERIALIZED.partition("extern")[0], hopper, store)
+    assert not nvcc.remarks(SERIALIZED.partition("extern")[0], hopper, store)
+
+
+def test_products_behind_which_an_epilogue_follows_are_not_serialized(store, monkeypatch):
+    """A tile a block, whose last slots are released between the last product and what reads it."""
+    said, nvcc_ = [], nvcc._nvcc
+    monkeypatch.setattr(nvcc, "_nvcc", lambda *given: said.append(nvcc_(*given)) or said[-1])
+    monkeypatch.setattr(cache, "default_folder", lambda: store.folder)
+
+    @I.ir_module
+    class Layer:
+        @R.function
+        def main(
+            x: R.Tensor((128, 1024), "bfloat16"),
+            w: R.Tensor((1024, 512), "bfloat16"),
+            bias: R.Tensor((512,), "bfloat16"),
+        ):
+            with R.dataflow():
+                product = R.matmul(x, w)
+                shifted = R.add(product, bias)
+                out = R.nn.gelu(shifted)
+                R.output(out)
+            return out
+
+    if nvcc.find_compiler().path is None:
+        pytest.skip("nvrtc doesn't say it")
+    axe.compile(Layer, target="cuda:sm_90a", work_dir=None, keep=False)
+    assert said and not any("serialized" in text for _, text in said)

@@ -1,5 +1,7 @@
 """Tensors of the mesh on GPUs: distances between slabs, loads behind waits, and what a specialized kernel refuses."""
 
+import re
+
 import programs_mesh as programs
 import pytest
 import tvm
@@ -22,6 +24,12 @@ def strides(func, target):
     return {param.name: [int(s) for s in param.strides] for param in lowered.params if getattr(param, "strides", ())}
 
 
+def source(func):
+    """The CUDA code of a program."""
+    mod = tvm.IRModule({"main": tile.lower(func, HOPPER).with_attr("global_symbol", "main")})
+    return str(tvm.compile(mod, HOPPER, tir_pipeline="tirx").mod.imports[0].inspect_source())
+
+
 @pytest.mark.parametrize("target", [AMPERE, HOPPER], ids=["sm_80", "sm_90a"])
 def test_slabs_are_whole_pages_apart(target):
     found = strides(programs.product_scatter(2, 512, 512, 256), target)
@@ -36,9 +44,7 @@ def test_one_device_has_pages_too():
 
 
 def test_a_coordinate_needs_no_guard():
-    func = programs.reduce_norm(4, 8, 512)
-    mod = tvm.IRModule({"main": tile.lower(func, HOPPER).with_attr("global_symbol", "main")})
-    text = str(tvm.compile(mod, HOPPER, tir_pipeline="tirx").mod.imports[0].inspect_source())
+    text = source(programs.reduce_norm(4, 8, 512))
     text = text[text.rindex("__global__") :]
     assert f"me * {PAGE // 4}" in text and "% 4" not in text and "me <" not in text
 
@@ -49,6 +55,43 @@ def test_parts_are_stored_and_loaded_by_tma():
     staged = {copy.dst.tile.name for copy in plan.memory.staging}
     loaded = {copy.src.tile.name for b in plan.memory.buffers for copy in b.copies + b.others}
     assert "parts" in staged & loaded
+
+
+def joins(dtype):
+    """A device joins values with its peer's elements, in every way, and with those of a tensor of its own."""
+    shape = (2, 64)
+
+    @T.prim_func
+    def joins(
+        me: T.int32,
+        added: tile.mesh_tensor(shape, dtype),
+        most: tile.mesh_tensor(shape, dtype),
+        least: tile.mesh_tensor(shape, dtype),
+        own: T.Buffer((64,), dtype),
+        flags: tile.mesh_tensor((2, 1), "int32"),
+    ):
+        with tile.kernel(1, device=me) as i:
+            part = tile.fragment((64,), dtype)
+            tile.copy(own[i * 64], part)
+            tile.atomic_add(part, added[1 - me, 0:64])
+            with tile.parallel(64) as k:
+                tile.atomic_max(part[k], most[1 - me, 63 - k])
+                tile.atomic_min(part[k], least[1 - me, k // 2])
+            tile.signal(flags[1 - me, 0])
+            tile.wait(flags[me, 0], reset=True)
+
+    return joins
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64"])
+def test_peers_join_at_the_scope_of_the_system(dtype):
+    text = source(joins(dtype))
+    calls = set(re.findall(r"axe_atomic_\w+(?=\()", text[text.rindex("__global__") :]))
+    assert calls == {f"axe_atomic_{kind}_{dtype}_system" for kind in ("add", "max", "min")}
+    for call in calls:
+        made = text[text.index(f"void {call}(") :].partition("\n}\n")[0]
+        assert re.search(r"atomic(Add|Max|Min|CAS)_system\(|atom.relaxed.sys.cas.b16", made)
+        assert not re.search(r"atomic(Add|Max|Min|CAS)\(", made)
 
 
 def test_what_a_kernel_stores_is_loaded_behind_a_wait():
@@ -81,6 +124,7 @@ def test_programs_become_cubins(target, tmp_path):
         programs.reduce_norm(2, 8, 1024),
         programs.reduce_norm(4, 8, 1024, push=True),
         programs.scatter_norm_gather(2, 8, 512),
+        *map(joins, ("float16", "bfloat16", "float64", "int64")),
     ]
     named = [func.with_attr("global_symbol", f"program_{at}") for at, func in enumerate(made)]
     compiled = tile.compile_all(named, target, cache.Cache(tmp_path))

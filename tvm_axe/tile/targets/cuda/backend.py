@@ -58,14 +58,16 @@ class CudaBackend(Backend):
         scheduled = any("s_tir" in (func.attrs or {}) for func in mod.functions.values())
         pipeline = "s_tir" if scheduled else "tirx"
         made: dict[str, Resources] = {}
+        said: dict[str, list[str]] = {}
 
         def to_cubin(source: str) -> bytes:
             cubin = nvcc.cubin(source, target, kept)
             made.update(resources(cubin))
+            said.update(nvcc.remarks(source, target, kept))
             return cubin
 
         module, source = _tvm.build_cuda(mod, target, to_cubin, overlap, pipeline, ALIGNED)
-        return Built(module, source, made)
+        return Built(module, source, made, said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +109,14 @@ class CudaTileBackend(CudaBackend, TileBackend):
         # One that prints has a stack for that, and isn't what is to be fast.
         if found is None or any(isinstance(node, Print) for node in plan.program.nodes()):
             return []
-        return find_slow(found)
+        return find_slow(found) + built.remarks.get(_kernel_of(plan), [])
 
 
 def _resources_of(plan: Plan, built: Built) -> Resources | None:
-    """What threads of a program's kernel take, whose name upstream makes of the program's."""
-    return built.resources.get(f"{plan.program.name}_kernel")
+    """What threads of a program's kernel take."""
+    return built.resources.get(_kernel_of(plan))
+
+
+def _kernel_of(plan: Plan) -> str:
+    """The name that upstream gives a program's kernel."""
+    return f"{plan.program.name}_kernel"

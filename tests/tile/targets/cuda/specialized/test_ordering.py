@@ -178,6 +178,16 @@ def product(name, roles=None, dtype="bfloat16", epilogue_tile=None):
                 tile.copy(c, C[i * 128, 0])
             if name in ("a signal behind", "a direct store", "points that store", "an atomic store"):
                 tile.signal(told[i, 0])
+            if name == "a read behind the store":
+                tile.copy(bias, row)
+                tile.signal(told[i, 0])
+            if name == "a load behind the store":
+                x2 = tile.shared((128, 64), "bfloat16")
+                y2 = tile.shared((64, 256), "bfloat16")
+                tile.copy(A[i * 128, 0], x2)
+                tile.copy(B[0, 0], y2)
+                tile.gemm(x2, y2, c, accumulate=False)
+                tile.signal(told[i, 0])
             if name == "all flags":
                 tile.signal(told[i, 0:4], add=True)
             if name == "a direct store behind":
@@ -225,6 +235,14 @@ STORED = "signal .*: the storing warp signals, and `{}.*`, before it, is stored 
         ("points that store", STORED.format("parallel 128 x 256", "D")),
         ("an atomic store", STORED.format("copy c", "D")),
         ("a signal before stores", "the storing warp signals, and has stored nothing before for certain"),
+        (
+            "a read behind the store",
+            "the storing warp signals, and `copy bias.*`, before it, may not have been done by then",
+        ),
+        (
+            "a load behind the store",
+            "the storing warp signals, and `copy A.*`, before it, may not have been done by then",
+        ),
         ("a store in one arm", "the storing warp signals, and has stored nothing before for certain"),
     ],
 )

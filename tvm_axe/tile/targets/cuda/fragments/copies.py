@@ -206,7 +206,7 @@ class Place:
 
     def join(self, kind: str, value: Any) -> None:
         """Join a value with one element atomically."""
-        join(kind, self.tile.dtype, self.pointer(), value)
+        join(kind, self.tile, self.pointer(), value)
 
 
 def _cast(value: Any, dtype: str) -> Any:

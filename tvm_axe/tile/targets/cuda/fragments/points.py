@@ -319,7 +319,7 @@ class _Body:
             if how is None:
                 T.buffer_store(stored.buffer, value, address)
             else:
-                join(how[0], tile.dtype, stored.buffer.ptr_to(address), value)
+                join(how[0], tile, stored.buffer.ptr_to(address), value)
 
     def _register(self, tile: Tile, indices: Sequence[Any]) -> tirx.Expr:
         held = self.emitter.registers(tile)

@@ -75,6 +75,7 @@ class Consumer:
                 flat = T.alloc_local([fragment.registers], tile.dtype)
             storages[tile] = Registers(flat, fragment, inferred.origin)
         self.index = context.group * wgmma.WARPGROUP + context.warp * 32 + context.lane
+        self.loops = 0  # around what is being emitted
         for buffer in plan.memory.buffers:
             for tile in buffer.tiles:
                 offset = self.cursors[buffer].slot * tma.slot_elements(tile)
@@ -172,7 +173,9 @@ class Consumer:
         with when(extent > 0 if step.behind else None):
             with T.serial(start, start + extent) as var:
                 self.analyzer.bind(var, ir.Range.from_min_extent(start, extent))
+                self.loops += 1
                 self.steps(step.body, values | {step.var: var})
+                self.loops -= 1
             self.steps(step.behind, values)
 
     def choose(self, step: Choose, values: Values) -> None:
@@ -201,8 +204,12 @@ class Consumer:
         buffer = step.buffer
         if buffer.threads:
             self.warpgroup_sync()
-        first = tirx.all(self.context.warp == 0, self.context.lane == 0)
-        with when(self.expression(step.when, values) if step.when is not None else None), when(first):
+        # Behind loops accumulators are read next. After a branch by a thread's number ptxas doesn't see that a wait
+        # for products came before, and lets each end before the next begins (C7514). Within loops an election takes
+        # registers.
+        one = T.cuda.elect_sync() if not self.loops else self.context.lane == 0
+        condition = self.expression(step.when, values) if step.when is not None else None
+        with when(condition), when(self.context.warp == 0), when(one):
             self.context.empty[buffer].arrive(self.cursors[buffer].behind(step.lag))
 
     def warpgroup_sync(self) -> None:

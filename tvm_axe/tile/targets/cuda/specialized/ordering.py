@@ -2,13 +2,14 @@
 
 The producer waits, so a wait holds back what TMA loads behind it, and what consumers do once they have such a load. The
 storing warp signals, so a signal is behind the tiles that it has stored, and what consumers did before they staged
-them. Reads and stores that consumers make themselves are ordered by neither.
+them. So what is read before a signal, by the producer for consumers or by themselves, has a staged tile behind it.
+Consumers' own reads are held back by no wait, and their own stores are announced by no signal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm import sym
@@ -55,6 +56,9 @@ class _Before:
         A statement by which consumers may have stored to global memory themselves.
     staged : bool
         Whether a tile has gone to the storing warp for certain.
+    read : mapping from Node to CircularBuffer or None
+        The statements that may have read global memory, with no staged tile behind them for certain; of a load the
+        circular buffer, as long as consumers haven't taken what it filled for certain.
     """
 
     waited: Wait | None = None
@@ -62,6 +66,7 @@ class _Before:
     loaded: frozenset[CircularBuffer] = frozenset()
     stored: Node | None = None
     staged: bool = False
+    read: Mapping[Node, CircularBuffer | None] = field(default_factory=dict)
 
     def or_else(self, other: _Before) -> _Before:
         """What holds behind two ways that may have been taken."""
@@ -71,6 +76,7 @@ class _Before:
             self.loaded & other.loaded if self.pending and other.pending else self.loaded | other.loaded,
             self.stored or other.stored,
             self.staged and other.staged,
+            {n: self.read.get(n) or other.read.get(n) for n in (*self.read, *other.read)},
         )
 
 
@@ -91,7 +97,7 @@ def check(program: TileProgram, buffers: Collection[CircularBuffer], staged: Col
     TileError
         Consumers read global memory behind a wait; the producer loads, behind none, what the kernel stores; something
         is stored behind a wait, with no load in between; a signal comes behind a store that consumers make themselves,
-        or behind none.
+        or behind none, or behind a read that no stored tile is behind.
     """
     _Order(program, tuple(buffers), frozenset(staged)).body(program.body, _Before())
 
@@ -109,7 +115,8 @@ class _Order:
             taken = [buffer for buffer in self.buffers if buffer.first is node]
             if before.loaded & set(taken):
                 before = replace(before, pending=None, loaded=frozenset())
-            before = self.statement(node, before)
+            seen = {n: None if buffer in taken else buffer for n, buffer in before.read.items()}
+            before = self.statement(node, replace(before, read=seen))
         return before
 
     def statement(self, node: Node, before: _Before) -> _Before:
@@ -127,7 +134,9 @@ class _Order:
                 f"{node}: the producer loads from {node.src.tile}, which the kernel stores to beside it, and no wait "
                 "comes before; valid in a specialized kernel is a wait for who stores, or roles='uniform'"
             )
-        return replace(before, loaded=before.loaded | {self.owner[node]}) if before.pending else before
+        buffer = self.owner[node]
+        before = replace(before, read={**before.read, node: buffer})
+        return replace(before, loaded=before.loaded | {buffer}) if before.pending else before
 
     def consumers(self, node: Node, before: _Before) -> _Before:
         """What consumers do, some of it by way of the storing warp."""
@@ -140,7 +149,9 @@ class _Order:
                 "memory that is behind the wait, or roles='uniform'"
             )
         if node in self.staged:
-            return replace(before, staged=True)
+            return replace(before, staged=True, read={n: of for n, of in before.read.items() if of is not None})
+        if any(tile.scope == "global" for tile in node.reads):
+            before = replace(before, read={**before.read, node: None})
         return replace(before, stored=before.stored or node) if stores else before
 
     def reads(self, node: Node, tiles: tuple[Tile, ...], before: _Before) -> None:
@@ -167,6 +178,13 @@ class _Order:
                 f"{node}: the storing warp signals, and has stored nothing before for certain, so it would signal at "
                 "once; valid in a specialized kernel is a signal behind a copy of an accumulator to a 16-bit tensor, "
                 "by TMA, in the same arm of an `if` or before it, ordered=False, or roles='uniform'"
+            )
+        if before.read:
+            raise TileError(
+                f"{node}: the storing warp signals, and `{next(iter(before.read))}`, before it, may not have been done "
+                "by then, as no tile that the storing warp stores is behind it; valid in a specialized kernel is a "
+                "signal behind a copy of an accumulator to a 16-bit tensor that is behind what is read (and behind the "
+                "product of what is loaded), ordered=False, or roles='uniform'"
             )
         return before
 
