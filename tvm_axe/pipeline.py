@@ -46,7 +46,7 @@ from tvm_axe.lower.inserting import redistributed
 from tvm_axe.lower.tiles import overlaps, with_tile_kernels
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.cache import Cache
-from tvm_axe.nests import Values, with_default_schedules, with_ranges
+from tvm_axe.nests import Values, with_default_schedules, with_equal_ones_once, with_ranges
 from tvm_axe.records import apply_best
 
 __all__ = [
@@ -192,7 +192,8 @@ def _schedules(work: Work) -> Work:
 
 def _tile_kernels(work: Work) -> Work:
     scheduled = work.module if work.scheduled is None else work.scheduled
-    return replace(work, module=with_tile_kernels(work.module, work.target), scheduled=scheduled)
+    module = with_equal_ones_once(with_tile_kernels(work.module, work.target))
+    return replace(work, module=module, scheduled=scheduled)
 
 
 def _build(work: Work) -> Work:

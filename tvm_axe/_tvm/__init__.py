@@ -28,6 +28,7 @@ from tvm_axe._tvm.flattening import iter_map, keep_sums
 from tvm_axe._tvm.importing import half_converters
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.paged import PAGED, PAGED_ATTENDS, PAGED_CREATES, PAGED_POSITIONS, PagedCache, paged_cache, paged_call
+from tvm_axe._tvm.parsing import keep_stacks_short
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
 from tvm_axe._tvm.relax import (
     PREPACK,
@@ -182,3 +183,4 @@ __all__ = [
 ]
 
 keep_sums()
+keep_stacks_short()

@@ -22,7 +22,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL, PROGRAM, WAITS
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
-from tvm_axe.analysis.sizes import are_same, sides, unknown_extents
+from tvm_axe.analysis.sizes import Extent, are_same, sides, unknown_extents
 from tvm_axe.analysis.tree import with_functions
 from tvm_axe.errors import InputError, LowerError, ScheduleError, TileError
 from tvm_axe.layout.dtypes import dtype_bits
@@ -314,19 +314,29 @@ def lowered_on(
         )
     decided = lowering.plan(program, target)
     lowered = lowering.emit(decided)
+    # The kernel is given one number for an extent, not the variables that it is made of.
+    named = {var: tirx.Var(str(var.name), extent.ty) for var, extent in extents.items()}
+    bound = [tirx.Bind(named[var], extent) for var, extent in extents.items()]
     found: list[tirx.Stmt] = []
     replaced: dict[tirx.Var, tirx.Expr] = {}
     for param, tile in zip(filter(tirx.is_buffer_var, lowered.params), program.params):
-        shape = [n if isinstance(n, int) else substitute(n, extents) for n in tile.shape]
-        replaced[param] = _seen_as(tensors[tile.name], shape, tile.dtype, found)
-    replaced |= extents
+        whole, shape = (
+            [n if isinstance(n, int) else substitute(n, own) for n in tile.shape] for own in (extents, named)
+        )
+        replaced[param] = _seen_as(tensors[tile.name], whole, shape, tile.dtype, found)
+    replaced |= named
     replaced |= {param: scalars[param.name] for param in lowered.params if not tirx.is_buffer_var(param)}
     attrs = {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
-    return OnBuffers([*found, substitute(lowered.body, replaced)], attrs, decided.overlaps, decided.resident)
+    return OnBuffers([*bound, *found, substitute(lowered.body, replaced)], attrs, decided.overlaps, decided.resident)
 
 
-def _seen_as(buffer: tirx.Buffer, shape: Sequence[int | tirx.Expr], dtype: str, before: list[tirx.Stmt]) -> tirx.Buffer:
-    """The buffer as one of that shape and type, of as many bytes; what declares it is put into `before`."""
+def _seen_as(
+    buffer: tirx.Buffer, shape: Sequence[Extent], named: Sequence[Extent], dtype: str, before: list[tirx.Stmt]
+) -> tirx.Buffer:
+    """The buffer as one of that shape and type, of as many bytes; what declares it is put into `before`.
+
+    In `named` extents that aren't known are variables of the program.
+    """
     own = sides(buffer.shape)
     is_same = str(buffer.dtype) == dtype
     alike = is_same and are_same(own, shape)
@@ -342,6 +352,6 @@ def _seen_as(buffer: tirx.Buffer, shape: Sequence[int | tirx.Expr], dtype: str, 
         )
     if alike:
         return buffer
-    seen = tirx.decl_buffer(list(shape), dtype, f"{buffer.name}_{len(before)}")
+    seen = tirx.decl_buffer(list(named), dtype, f"{buffer.name}_{len(before)}")
     before.append(tirx.DeclBuffer(seen, data=buffer.data))
     return seen

@@ -2,9 +2,19 @@
 
 Design spaces of tuning (`tvm_axe.meta.spaces`) are made of these, and a function that nobody scheduled takes the first
 of them that fits (`with_default_schedules`), one whose extents aren't known one for each range of them (`with_ranges`).
+Functions that are the same for any leading extents are compiled once (`with_equal_ones_once`).
 """
 
+from tvm_axe.nests.any_rows import with_equal_ones_once
 from tvm_axe.nests.default import with_default_schedules
 from tvm_axe.nests.ranges import Values, check_values, names_of, ranges_of, with_ranges
 
-__all__ = ["Values", "check_values", "names_of", "ranges_of", "with_default_schedules", "with_ranges"]
+__all__ = [
+    "Values",
+    "check_values",
+    "names_of",
+    "ranges_of",
+    "with_default_schedules",
+    "with_equal_ones_once",
+    "with_ranges",
+]

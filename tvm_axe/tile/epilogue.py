@@ -99,8 +99,12 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
     )
     if len(recipe.outputs) > 1 or earlier or not once:
         raise TileError(_NOT_ONCE)
+    (whole,) = (list(tile.shape) for tile in program.params if tile.name == recipe.outputs[0])
     buffers = {
-        buffer: tirx.decl_buffer(list(buffer.shape), buffer.dtype, name) for name, buffer in epilogue.inputs.items()
+        buffer: tirx.decl_buffer(
+            whole if _is_rowwise(buffer, epilogue, whole) else list(buffer.shape), buffer.dtype, name
+        )
+        for name, buffer in epilogue.inputs.items()
     }
     body = last.body
     for store in stores:
@@ -110,6 +114,14 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
         body = changed
     func = tirx.PrimFunc([*last.params, *buffers.values()], body, last.ret_type, last.attrs)
     return replace(recipe, programs=(*before, read(func)), inputs=(*recipe.inputs, *epilogue.inputs))
+
+
+def _is_rowwise(buffer: tirx.Buffer, epilogue: Epilogue, whole: Sequence[Extent]) -> bool:
+    """Whether a tensor can be read as one of the kernel's shape, of unknown rows: then no row is divided for it."""
+    if isinstance(sides(whole)[0], int) or not are_same(buffer.shape, epilogue.out.shape):
+        return False
+    loads = [load for load in loads_in([epilogue.value]) if load.source.same_as(buffer)]
+    return all(alike(load.indices, epilogue.point) for load in loads)
 
 
 def _with_value(
@@ -193,7 +205,7 @@ def _nest(
     last = epilogue.value
     if isinstance(last, tirx.Cast) and str(last.ty.dtype) == dst.tile.dtype and str(last.value.ty.dtype) == dtype:
         epilogue = replace(epilogue, value=last.value)
-    value = _value(epilogue, fragment, point, buffers, dtype)
+    value = _value(epilogue, fragment, point, place, buffers, dtype)
     if value.same_as(fragment):
         return None
     body: tirx.Stmt = tirx.BufferStore(src.tile.buffer, value, loops)
@@ -214,7 +226,7 @@ def _stored(
     """A store of the product that stores the epilogue's value, which is computed before the product is rounded."""
     product = store.value.value if isinstance(store.value, tirx.Cast) else store.value
     point = _point(store.indices, sides(store.buffer.shape), sides(epilogue.out.shape), analyzer)
-    value = _value(epilogue, product, point, buffers, str(store.buffer.dtype))
+    value = _value(epilogue, product, point, store.indices, buffers, str(store.buffer.dtype))
     return tirx.BufferStore(store.buffer, value, store.indices)
 
 
@@ -222,18 +234,22 @@ def _value(
     epilogue: Epilogue,
     product: tirx.Expr,
     point: Sequence[tirx.Expr],
+    place: Sequence[tirx.Expr],
     buffers: Mapping[tirx.Buffer, tirx.Buffer],
     dtype: str,
 ) -> tirx.Expr:
-    """The epilogue of a product at a point, as `dtype`."""
+    """The epilogue of a product at a point, as `dtype`; `place` is the point in the kernel's shape."""
     values = {var: at for var, at in zip(epilogue.point, point) if isinstance(var, tirx.Var)}
 
     def on_load(load: ir.TensorLoad) -> tirx.Expr:
         if load.source.same_as(epilogue.product):
             own = str(epilogue.product.dtype)
             return product if own == str(product.ty.dtype) else tirx.Cast(own, product)
+        own_buffer = buffers[load.source]
+        if not are_same(own_buffer.shape, load.source.shape):  # it is read in the kernel's shape
+            return tirx.BufferLoad(own_buffer, list(place))
         indices = [_tvm.structural_map(i, (tirx.Var, lambda v: values.get(v, v))) for i in load.indices]
-        return tirx.BufferLoad(buffers[load.source], indices)
+        return tirx.BufferLoad(own_buffer, indices)
 
     value = _tvm.structural_map(
         epilogue.value, [(tirx.Var, lambda var: values.get(var, var)), (ir.TensorLoad, on_load)]
@@ -262,8 +278,8 @@ def _point(
         ends = [end for end in range(least, len(dims) + 1) if prod(map(int, dims[end:])) == rest]
         if not ends:
             raise TileError(_NO_SPLIT.format(tuple(whole), tuple(shape)))
-        found += _parts(index, dims[: ends[0]])
-        del dims[: ends[0]]
+        found += _parts(index, dims[: ends[-1]])  # with the 1s in front of the columns, which then aren't divided
+        del dims[: ends[-1]]
     while places:
         index, extent = places.pop(0)
         own: list[int] = []
