@@ -1,5 +1,4 @@
-"""Values joined with what memory holds: one instruction where there is one, else a loop that compares and
-swaps; and that by itself.
+"""Values joined with what memory holds, by one instruction or a loop that compares and swaps; and that by itself.
 
 On a tensor of the mesh peers join values with the same elements, so they are joined at the scope of the system; at that
 of a device, CUDA's default, they would be atomic for blocks of one device alone (PTX ISA, "Memory Consistency Model:
