@@ -87,6 +87,14 @@ def test_two_on_nvlink_have_what_was_measured_on_two() -> None:
     assert Table.decode(json.loads(json.dumps(two.encode()))) == two
 
 
+def test_four_on_nvlink_sum_in_two_steps_between_one_shot_and_two() -> None:
+    four = shipped(Machine("NVIDIA H200", 4, "NVLink"))
+    assert four is not None
+    sizes = (128 << 10, 256 << 10, 1 << 20, 2 << 20)
+    chosen = [str(four.chosen("all_reduce", nbytes, in_place=False)) for nbytes in sizes]
+    assert chosen == ["one-shot", "two-step", "two-step", "two-shot"]
+
+
 def test_the_fastest_is_taken_and_noise_changes_nothing() -> None:
     taken = {
         "one-shot": {1 << 10: 3.0, 1 << 14: 3.2, 1 << 16: 4.0, 1 << 20: 12.0},

@@ -52,6 +52,7 @@ _AS_FAST = 128 << 20  # bytes, of which copy engines among H200s take as long as
 _SEEN = 1e-6  # seconds; what it takes to have a peer see what was written to it, over NVLink
 _ALL_REDUCE = Collective.ALL_REDUCE.operation
 _PARTED = (Collective.ALL_GATHER.operation, "all_gather_in_place", Collective.ALL_TO_ALL.operation)
+_Row = list[tuple[int | None, Algorithm]]
 _UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
@@ -141,15 +142,16 @@ class Table:
 
 def ruled(link: Link, parts: int, source: str) -> Table:
     """Return the table that follows from how fast devices are linked, for `parts` of them."""
-    return _table(_crossing(link.bandwidth * _SEEN, parts), parts * ENGINE, ENGINE, source)
+    return _table(_shots(_crossing(link.bandwidth * _SEEN, parts)), parts * ENGINE, ENGINE, source)
 
 
 def shipped(machine: Machine) -> Table | None:
     """Return the table of a machine whose times are known; None if they aren't.
 
-    Those of two and four are measured, on H200s (docs/results/2026-11-26-two-h200s.md, 2026-11-26-four-h200s.md): what
-    is only copied goes in one shot up to where copy engines are as fast, which leave the processors alone. Three, and
-    those between four and eight, are taken for four.
+    Those of two and four are measured, on H200s (docs/results/2026-11-26-two-h200s.md, 2026-11-28-four-h200s.md): what
+    is only copied goes in one shot up to where copy engines are as fast, which leave the processors alone. Sums among
+    four are as fast in one shot as in two steps at 256 KiB, and go in two steps as long as words mark themselves.
+    Three, and those between four and eight, are taken for four.
 
     vLLM's all-reduce on eight H200s (in graphs; aiconfigurator-core 0.12.0, h200_sxm) is in one shot up to 256 KiB. Its
     line there meets that of two shots, drawn on from 1 and 2 MiB, at 226 KB; where ours meet is assumed to be there,
@@ -158,11 +160,12 @@ def shipped(machine: Machine) -> Table | None:
     if machine.link != "NVLink" or not re.search(r"\bH(100|200)\b", machine.name) or machine.devices < 2:
         return None
     if machine.devices == 2:
-        return _table(16 << 20, _AS_FAST, 64 << 20, "what was measured on two H200s on NVLink")
+        return _table(_shots(16 << 20), _AS_FAST, 64 << 20, "what was measured on two H200s on NVLink")
     if machine.devices < 8:
-        return _table(512 << 10, _AS_FAST, 64 << 20, "what was measured on four H200s on NVLink")
+        summed = [(256 << 10, Algorithm.ONE_SHOT), (1280 << 10, Algorithm.TWO_STEP), (None, Algorithm.TWO_SHOT)]
+        return _table(summed, _AS_FAST, 64 << 20, "what was measured on four H200s on NVLink")
     where = "published times of H200s on NVLink (aiconfigurator-core 0.12.0), until they are measured here"
-    return _table(216 << 10, machine.devices * ENGINE, ENGINE, where)
+    return _table(_shots(216 << 10), machine.devices * ENGINE, ENGINE, where)
 
 
 def forced(name: str) -> Table:
@@ -199,15 +202,19 @@ def read(machine: Machine, work_dir: str | Path = WORK_DIR) -> Table | None:
         return None
 
 
-def _table(limit: int | None, parted: int, whole: int, source: str) -> Table:
-    """The table of an all-reduce in one shot up to `limit`, and of copies by engines from so many bytes on.
+def _shots(limit: int | None) -> _Row:
+    """The row of an all-reduce in one shot up to `limit`."""
+    if limit is None:
+        return [(None, Algorithm.ONE_SHOT)]
+    return [(limit, Algorithm.ONE_SHOT), (None, Algorithm.TWO_SHOT)]
+
+
+def _table(summed: _Row, parted: int, whole: int, source: str) -> Table:
+    """The table of an all-reduce by its row, and of copies by engines from so many bytes on.
 
     Of `parted` messages each device has a part; others go as a `whole`.
     """
-    summed: list[tuple[int | None, Algorithm]] = [(None, Algorithm.ONE_SHOT)]
-    if limit is not None:
-        summed = [(limit, Algorithm.ONE_SHOT), (None, Algorithm.TWO_SHOT)]
-    rows: dict[str, list[tuple[int | None, Algorithm]]] = {_ALL_REDUCE: summed}
+    rows: dict[str, _Row] = {_ALL_REDUCE: summed}
     for name in VIEWS:
         if Algorithm.COPY_ENGINE in offered(name, in_place=False) and name != _ALL_REDUCE:
             rows[name] = [(parted if name in _PARTED else whole, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)]
