@@ -191,7 +191,18 @@ def stored_twice(A: T.Buffer((20, 8), "float32"), C: T.Buffer((20, 8), "float32"
         tile.copy(c, C[16, 0])
 
 
-@pytest.mark.parametrize("func", [added, stored_twice])
+@T.prim_func
+def stored_in_a_loop(A: T.Buffer((20, 8), "float32"), C: T.Buffer((20, 8), "float32")):
+    """Which is written out, so that the statement isn't the program's."""
+    with tile.kernel(1) as _:
+        c = tile.fragment((20, 8), "float32")
+        tile.copy(A, c)
+        with tile.parallel(20, 8) as (x, y):
+            for step in range(1):
+                C[x, y + step] = c[x, y]
+
+
+@pytest.mark.parametrize("func", [added, stored_twice, stored_in_a_loop])
 def test_programs_that_take_none(func):
     with pytest.raises(TileError, match="takes no epilogue: its result isn't stored once, from a fragment"):
         with_epilogue(Recipe((tile.read(func),), ("A",), ("C",)), epilogue_of(relu))

@@ -99,7 +99,9 @@ class _Body:
         if stmt.buffer not in self.known:
             raise TileError(f"parallel: {stmt.buffer.name} is a tile of its body; valid are tiles that begin before it")
         indices = [self._read(index, names, where, done) for index in stmt.indices]
-        return [*done, _under(where, tirx.BufferStore(stmt.buffer, value, indices))]
+        if not (value.same_as(stmt.value) and all(one.same_as(other) for one, other in zip(indices, stmt.indices))):
+            stmt = tirx.BufferStore(stmt.buffer, value, indices)
+        return [*done, _under(where, stmt)]
 
     def _if(self, stmt: tirx.IfThenElse, names: _Names, where: tirx.Var | None) -> list[tirx.Stmt]:
         done: list[tirx.Stmt] = []

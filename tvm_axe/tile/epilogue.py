@@ -147,10 +147,18 @@ def _with_value(
     for var, extent in zip(store.vars, store.extents):
         analyzer.bind(var, ir.Range(0, extent))
 
-    def replaced(stmt: tirx.BufferStore) -> tirx.Stmt:
-        return _stored(stmt, epilogue, buffers, analyzer) if stmt.same_as(own) else stmt
+    found: list[tirx.BufferStore] = []
 
-    return _tvm.structural_map(body, (tirx.BufferStore, replaced))
+    def replaced(stmt: tirx.BufferStore) -> tirx.Stmt:
+        if not stmt.same_as(own):
+            return stmt
+        found.append(stmt)
+        return _stored(stmt, epilogue, buffers, analyzer)
+
+    changed = _tvm.structural_map(body, (tirx.BufferStore, replaced))
+    if not found:  # what it stores has names, or stands in a loop that is written out
+        raise TileError(_NOT_ONCE)
+    return changed
 
 
 def _own_store(parallel: Parallel, output: str) -> tirx.BufferStore | None:
