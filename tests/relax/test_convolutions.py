@@ -51,7 +51,7 @@ class Net:
         variance = np.square(self.normal(want.shape[1])) + 0.1
         given = [relax.const(each) for each in (gamma, beta, mean, variance)]
         tuple_ = self.builder.emit(
-            relax.op.nn.batch_norm(data, *given, axis=1, epsilon=epsilon, center=center, scale=scale)
+            relax.op.nn.batch_norm(data, *given, axis=1, epsilon=epsilon, center=center, scale=scale, training=False)
         )
         gamma, beta, mean, variance = (each.astype("float64")[:, None, None] for each in (gamma, beta, mean, variance))
         done = (want - mean) / np.sqrt(variance + epsilon) * (gamma if scale else 1) + (beta if center else 0)
@@ -136,7 +136,7 @@ def test_a_norm_of_another_dimension_stays() -> None:
     def across(net: Net, x):
         data, want = net.conv(x, 6, kernel=1)
         given = [relax.const(each) for each in (net.normal(6), net.normal(6), net.normal(6), np.ones(6, "float32"))]
-        y = net.builder.emit(relax.op.nn.batch_norm(data, *given, axis=2))
+        y = net.builder.emit(relax.op.nn.batch_norm(data, *given, axis=2, training=False))
         gamma, beta, mean, variance = (each.value.numpy().astype("float64")[:, None] for each in given)
         done = (want - mean) / np.sqrt(variance + 1e-5) * gamma + beta
         return net.builder.emit(relax.TupleGetItem(y, 0)), done

@@ -17,6 +17,7 @@ from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.operators_of_attention import saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.quantized import with_decoding_products
 from tvm_axe.relax.simplify import simplified
+from tvm_axe.relax.statistics import with_batch_statistics
 from tvm_axe.relax.widening import widened, with_wide_attention
 
 __all__ = ["check_packing", "fuse", "is_model"]
@@ -63,7 +64,8 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
         check_packing(model)
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
-    model = with_kernels(with_repeated_heads(with_decoding_products(model, target)), target, alone=True)
+    model = with_batch_statistics(with_repeated_heads(with_decoding_products(model, target)))
+    model = with_kernels(model, target, alone=True)
     model = widened(model, matmuls=backend.on_host)
     if backend.on_host:
         model = with_convolutions(model)

@@ -20,6 +20,7 @@ from tvm_axe.relax.operators_of_attention import APART, saying_what_is_left, wit
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.sizes import Extent, exprs, typical_of
+from tvm_axe.relax.statistics import with_batch_statistics
 from tvm_axe.relax.values import is_call
 from tvm_axe.relax.widening import widened, with_wide_attention
 
@@ -46,7 +47,7 @@ def legalized(
     on_host : bool
         Whether devices are CPUs.
     """
-    model = widened(with_known_shapes(with_repeated_heads(model)), matmuls=on_host)
+    model = widened(with_batch_statistics(with_known_shapes(with_repeated_heads(model))), matmuls=on_host)
     # Upstream takes what is said of a tensor's shape for the tensor, and what follows loses its shape.
     canonical = [] if says_shapes(model) else [relax.transform.CanonicalizeBindings()]
     first = [relax.transform.DecomposeOpsForInference(), *canonical]
