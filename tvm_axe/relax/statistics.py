@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_axe.relax.values import is_call
+from tvm_axe.relax.values import is_call, rewritten
 
 __all__ = ["with_batch_statistics"]
 
@@ -22,21 +22,7 @@ def with_batch_statistics(model: IRModule) -> IRModule:
     Source: Ioffe and Szegedy, "Batch Normalization", Algorithm 1; the running statistics as ``topi.nn.batch_norm``
     has them.
     """
-    found = False
-
-    def visit(node: relax.Expr) -> None:
-        nonlocal found
-        found = found or _is_trained(node)
-
-    functions = {var: func for var, func in model.functions_items() if isinstance(func, relax.Function)}
-    for func in functions.values():
-        relax.analysis.post_order_visit(func, visit)
-    if not found:
-        return model
-    rewriter = _Rewriter(model)
-    for variable, func in functions.items():
-        rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
-    return rewriter.builder_.get()
+    return rewritten(model, _is_trained, _Rewriter)
 
 
 def _is_trained(node: relax.Expr) -> bool:

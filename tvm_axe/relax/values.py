@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 from tvm import ir, relax, tirx
 from tvm.ir import GenericConst, IRModule
+from tvm.relax.expr_functor import PyExprMutator
 from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.sizes import sides
 
-__all__ = ["Side", "Values", "alike", "extents_of", "is_call", "product", "shape_of", "sides_of"]
+__all__ = ["Side", "Values", "alike", "extents_of", "is_call", "product", "rewritten", "shape_of", "sides_of"]
 
 Side = Any
 """An extent of a tensor: a number where it is known, an expression elsewhere."""
@@ -27,6 +28,26 @@ _SMALL = 1 << 22  # elements that a constant may have to be looked at
 def is_call(value: relax.Expr, operator: str) -> TypeGuard[relax.Call]:
     """Whether a value is a call of an operator."""
     return isinstance(value, relax.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == operator
+
+
+def rewritten(
+    model: IRModule, changes: Callable[[relax.Call], bool], rewriter: Callable[[IRModule], PyExprMutator]
+) -> IRModule:
+    """The model with its functions as a rewriter makes them; itself where none has a call that this changes."""
+    found: list[bool] = []
+
+    def visit(node: relax.Expr) -> None:
+        found.append(isinstance(node, relax.Call) and changes(node))
+
+    functions = {var: func for var, func in model.functions_items() if isinstance(func, relax.Function)}
+    for func in functions.values():
+        relax.analysis.post_order_visit(func, visit)
+    if not any(found):
+        return model
+    made = rewriter(model)
+    for variable, func in functions.items():
+        made.builder_.update_func(variable, made.visit_expr(func))
+    return made.builder_.get()
 
 
 def sides_of(value: relax.Expr) -> list[Side] | None:

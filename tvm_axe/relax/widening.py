@@ -17,6 +17,7 @@ from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_axe import _tvm
+from tvm_axe.relax.values import rewritten
 
 __all__ = ["widened", "with_wide_attention"]
 
@@ -74,25 +75,13 @@ def with_wide_attention(model: IRModule) -> IRModule:
 
 
 def _rewritten(model: IRModule, narrow: Callable[[relax.Call, str], bool]) -> IRModule:
-    found = False
+    """The model with calls of 16 bits computed in float32 of which that holds, by their operator's name."""
 
     def is_narrow(call: relax.Call) -> bool:
         name = str(call.op.name) if isinstance(call.op, ir.Op) else ""
         return any(_dtype(value) in _OPERATORS for value in _tensors(call)) and narrow(call, name)
 
-    def visit(node: relax.Expr) -> None:
-        nonlocal found
-        found = found or (isinstance(node, relax.Call) and is_narrow(node))
-
-    functions = {var: func for var, func in model.functions_items() if isinstance(func, relax.Function)}
-    for func in functions.values():
-        relax.analysis.post_order_visit(func, visit)
-    if not found:
-        return model
-    rewriter = _Rewriter(model, is_narrow)
-    for variable, func in functions.items():
-        rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
-    return rewriter.builder_.get()
+    return rewritten(model, is_narrow, lambda whole: _Rewriter(whole, is_narrow))
 
 
 def _dtype(value: relax.Expr) -> str:
