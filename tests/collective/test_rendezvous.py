@@ -119,7 +119,7 @@ def test_who_did_not_come_is_named_everywhere(port: int) -> None:
 def test_rank_0_does_not_come(port: int) -> None:
     found = at_once([1, 2], lambda rank: meet(told(rank, 3, port), 1))
     assert all(isinstance(each, WorkerError) for each in found)
-    assert all(str(each).startswith(f"launch: rank 0 at 127.0.0.1:{port} did not listen within 1 s") for each in found)
+    assert all(str(each).startswith(f"launch: rank 0 at 127.0.0.1:{port} did not answer within 1 s") for each in found)
 
 
 def test_who_says_what_it_hears_is_not_rank_0(port: int) -> None:
@@ -140,6 +140,22 @@ def test_who_says_what_it_hears_is_not_rank_0(port: int) -> None:
     assert str(found).startswith("launch: rank 0 at ")
 
 
+def test_who_says_nothing_is_not_waited_for_alone(port: int) -> None:
+    """Somebody takes every connection at the first port and never speaks; rank 0 listens at the next."""
+    with socket.create_server(("127.0.0.1", port)):
+        (alone,) = at_once([1], lambda rank: meet(told(rank, 2, port), 0.5))
+        ends = at_once([0, 1, 2], lambda rank: meet(told(rank, 3, port), 20))
+    assert isinstance(alone, WorkerError)
+    expected = (
+        f"launch: rank 0 at 127.0.0.1:{port} did not answer within 0.5 s (who listens at port {port} says nothing)"
+    )
+    assert str(alone) == expected
+    assert [sorted(end) for end in ends] == [[1, 2], [0, 2], [0, 1]]
+    for end in ends:
+        for connection in end.values():
+            connection.close()
+
+
 def test_a_port_that_answers_itself_is_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def itself(place: tuple[str, int], timeout: float) -> socket.socket:
         connection = socket.socket()
@@ -151,7 +167,7 @@ def test_a_port_that_answers_itself_is_nobody(port: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(socket, "create_connection", itself)
     (found,) = at_once([1], lambda rank: meet(told(rank, 2, port), 1))
     assert isinstance(found, WorkerError)
-    assert str(found).startswith(f"launch: rank 0 at 127.0.0.1:{port} did not listen within 1 s")
+    assert str(found).startswith(f"launch: rank 0 at 127.0.0.1:{port} did not answer within 1 s")
 
 
 def test_two_are_one_rank(port: int) -> None:

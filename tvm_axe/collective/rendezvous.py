@@ -11,6 +11,7 @@ an address of this machine alone, ``127.0.0.1``, nobody else can.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -30,6 +31,7 @@ __all__ = ["Variables", "meet"]
 _LENGTH = struct.Struct("!I")
 _MOST = 1 << 20  # bytes of a greeting
 _PORTS = 16  # that rank 0 tries: others may listen at the first, torchrun's agent for one
+_PATIENCE = 1.0  # seconds in which rank 0 answers, or the next port is tried too
 _AGAIN = 0.05  # seconds between tries to connect to who doesn't listen yet
 _PARTING = 2.0  # seconds that rank 0's answer may take beyond the deadline
 
@@ -179,7 +181,7 @@ def _greet(variables: Variables, deadline: Deadline, found: dict[int, socket.soc
             if 0 < rank < variables.rank:
                 # Who came to rank 0 from its own machine is there for all others too.
                 there = variables.address if is_loopback(address) else address
-                found[rank] = _connected([(there, port)], deadline, f"rank {rank} at {there}:{port}")
+                found[rank] = _connected((there, port), deadline, f"rank {rank} at {there}:{port}")
                 _say(found[rank], hello)
         with _Door(listener, variables.job) as door:
             while (missing := set(range(variables.size)) - {variables.rank, *found}) and not deadline.passed:
@@ -190,49 +192,72 @@ def _greet(variables: Variables, deadline: Deadline, found: dict[int, socket.soc
 
 
 def _hear(variables: Variables, hello: Mapping[str, Any], deadline: Deadline) -> tuple[socket.socket, Any]:
-    """Say hello to rank 0, wherever it listens, and return the connection and what it answers when all have come."""
-    places = [(variables.address, port) for port in variables.ports]
-    while True:
-        connection = _connected(places, deadline, f"rank 0 at {_named(variables)}")
-        try:
-            connection.settimeout(deadline.seconds + _PARTING)  # who listens may have begun only now
-            _say(connection, hello)
-            said = _heard(connection)
-            if isinstance(said, dict) and said.keys() >= {"fault", "late", "where"}:
-                return connection, said
-        except TimeoutError:
-            connection.close()
-            raise WorkerError(
-                f"launch: rank 0 at {_named(variables)} did not answer in {deadline.seconds:g} s"
-            ) from None
-        except OSError:
-            pass  # not rank 0, but who listens at its port
-        connection.close()
-        if deadline.passed:
-            raise WorkerError(f"launch: rank 0 at {_named(variables)} has gone, or has never been there")
-        places = [*places[1:], places[0]]
-        time.sleep(_AGAIN)
+    """Say hello to rank 0, wherever it listens, and return the connection and what it answers when all have come.
 
-
-def _connected(places: Sequence[tuple[str, int]], deadline: Deadline, whom: str) -> socket.socket:
-    """A connection to the first of these places where somebody listens."""
-    reason: OSError
-    while True:
-        for place in places:
-            try:
-                connection = socket.create_connection(place, max(_AGAIN, deadline.left))
-                if connection.getsockname() != connection.getpeername():
-                    return connection
-                # TCP's simultaneous open: nobody listens, and the port that was picked for this end is that very port.
+    Others may listen at rank 0's ports, and say nothing for ever: who is silent for a while isn't waited for alone, the
+    next ports are told as well, and who answers as rank 0 does is rank 0.
+    """
+    told: dict[int, socket.socket] = {}
+    until, reason = deadline, "nobody listens there"
+    try:
+        for port in itertools.cycle(variables.ports):
+            wait = _AGAIN if port == variables.ports[-1] else 0.0
+            if port not in told and not deadline.passed:
+                try:
+                    told[port] = _connection((variables.address, port), _PATIENCE if told else deadline.left)
+                    told[port].settimeout(_PARTING)
+                    _say(told[port], hello)
+                    until = Deadline(deadline.seconds + _PARTING)  # who listens may have begun only now
+                    wait = _PATIENCE
+                except OSError as error:
+                    reason = str(error)
+            for answering in _answering(told, min(wait, until.left)):
+                connection = told.pop(answering)
+                with contextlib.suppress(OSError):  # who takes a hello and goes isn't rank 0
+                    said = _heard(connection)
+                    if isinstance(said, dict) and said.keys() >= {"fault", "late", "where"}:
+                        return connection, said
                 connection.close()
-                reason = ConnectionRefusedError("connected to itself")
-            except socket.gaierror as error:
-                raise InputError(f"launch: {place[0]!r} is no address: {error}") from None
-            except OSError as error:
-                reason = error
-        if deadline.passed:
-            raise WorkerError(f"launch: {whom} did not listen within {deadline.seconds:g} s ({reason})")
+                reason = f"who listens at port {answering} isn't rank 0"
+            if until.passed:
+                break
+    finally:
+        for connection in told.values():
+            connection.close()
+    if told:
+        reason = f"who listens at port {min(told)} says nothing"
+    raise WorkerError(f"launch: rank 0 at {_named(variables)} did not answer within {deadline.seconds:g} s ({reason})")
+
+
+def _answering(told: Mapping[int, socket.socket], seconds: float) -> list[int]:
+    """The ports from which something comes within so many seconds."""
+    with selectors.DefaultSelector() as selector:
+        for port, connection in told.items():
+            selector.register(connection, selectors.EVENT_READ, port)
+        return [key.data for key, _ in selector.select(seconds)]
+
+
+def _connected(place: tuple[str, int], deadline: Deadline, whom: str) -> socket.socket:
+    """A connection to who will listen there."""
+    while True:
+        try:
+            return _connection(place, deadline.left)
+        except OSError as error:
+            if deadline.passed:
+                raise WorkerError(f"launch: {whom} did not listen within {deadline.seconds:g} s ({error})") from None
         time.sleep(_AGAIN)
+
+
+def _connection(place: tuple[str, int], seconds: float) -> socket.socket:
+    try:
+        connection = socket.create_connection(place, max(_AGAIN, seconds))
+    except socket.gaierror as error:
+        raise InputError(f"launch: {place[0]!r} is no address: {error}") from None
+    if connection.getsockname() == connection.getpeername():
+        # TCP's simultaneous open: nobody listens, and the port that was picked for this end is that very port.
+        connection.close()
+        raise ConnectionRefusedError("connected to itself")
+    return connection
 
 
 class _Door:
