@@ -1,8 +1,9 @@
 """Random programs of a mesh: devices that push rows to each other, or pull them, in phases that flags order.
 
 Numbers are int32, so every bit counts. How a phase tells is drawn: a flag for each peer or one that counts, reset or
-not, told by an order or by that a kernel has begun; to whom rows go, and what is done with them, too. Every program is
-right by construction, so a fault of the interpreter is one of it or of the program's reading.
+not, told by an order or by that a kernel has begun; to whom rows go, by a shift or by `me ^ k`, and what is done with
+them, too. In some phases a loop hands rows on through a few slots, and who takes a row gives its slot back. Every
+program is right by construction, so a fault of the interpreter is one of it or of the program's reading.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class _MeshMaker:
         phases = self.rng.choice([1, 2, 3])
         for phase in range(phases):
             mistake = self.mistake if phase == phases - 1 else None
-            (self.push if mistake or self.rng.random() < 0.6 else self.pull)(phase, mistake)
+            drawn = self.rng.choices([self.push, self.hand_on, self.pull], [0.5, 0.3, 0 if mistake else 0.2])
+            drawn[0](phase, mistake)
         self.param("out", shape, False)
         body = [
             f"part = tile.fragment(({self.split}, {self.n}), 'int32')",
@@ -87,30 +89,90 @@ class _MeshMaker:
         drawn = np.random.default_rng(self.rng.randrange(1 << 30)).integers(-50, 50, whole)
         self.arrays.append((drawn if values else np.full(whole, 0 if flags else POISON)).astype("int32"))
 
+    def meeting(self, shift: int, xor: bool) -> tuple[str, str, str]:
+        """To whom a row goes, from whom one comes, and the condition under which the peer is there; "" for always."""
+        if not xor:
+            return f"(me + {shift}) % {self.devices}", f"(me + {self.devices - shift}) % {self.devices}", ""
+        peer = f"(me ^ {shift})"
+        return peer, peer, "" if self.devices & (self.devices - 1) == 0 else f"if {peer} < {self.devices}:"
+
+    def put(self, condition: str, lines: list[str]) -> None:
+        """Have the lines run where the condition holds."""
+        self.lines += [condition, *(f"    {line}" for line in lines)] if condition else lines
+
     def push(self, phase: int, mistake: str | None) -> None:
         """Store the row to some peers, tell them, and take in what came."""
         n, split, devices = self.n, self.split, self.devices
         shifts = self.rng.sample(range(devices), self.rng.randint(2 if mistake else 1, devices))
-        counts = self.rng.random() < 0.3
+        xor = self.rng.random() < 0.3
+        meetings = {shift: self.meeting(shift, xor) for shift in shifts}
+        counts = self.rng.random() < 0.3 and not any(condition for _, _, condition in meetings.values())
         self.param(f"to{phase}", (devices, self.rows * split, n), True)
         self.param(f"flags{phase}", (1 if counts else devices, self.rows), True, flags=True)
         slot = "0" if counts else "me"
         left_out = [s for s in shifts if s][-1] if mistake else None
-        for shift in shifts:
-            peer = f"(me + {shift}) % {devices}"
-            self.lines.append(f"tile.copy(total, to{phase}[{peer}, me, i * {split}, 0])")
-            if mistake == "signal" and shift == left_out:
-                continue
-            told = f"(me + {shift + 1}) % {devices}" if mistake == "peer" and shift == left_out else peer
-            self.lines.append(f"tile.signal(flags{phase}[{told}, {slot}, i], add={counts})")
+        for shift, (peer, _, condition) in meetings.items():
+            lines = [f"tile.copy(total, to{phase}[{peer}, me, i * {split}, 0])"]
+            if not (mistake == "signal" and shift == left_out):
+                told = f"({peer} + 1) % {devices}" if mistake == "peer" and shift == left_out else peer
+                lines.append(f"tile.signal(flags{phase}[{told}, {slot}, i], add={counts})")
+            self.put(condition, lines)
         reset = self.rng.random() < 0.5
         if counts and mistake != "wait":
             self.lines.append(f"tile.wait(flags{phase}[me, 0, i], {len(shifts)}, reset={reset})")
         for shift in self.rng.sample(shifts, len(shifts)):
-            source = f"(me + {devices - shift}) % {devices}"
+            _, source, condition = meetings[shift]
+            lines = self.taking(f"to{phase}[me, {source}, i * {split}, 0]")
             if not counts and not (mistake == "wait" and shift == left_out):
-                self.lines.append(f"tile.wait(flags{phase}[me, {source}, i], reset={reset})")
-            self.take(f"to{phase}[me, {source}, i * {split}, 0]")
+                lines.insert(0, f"tile.wait(flags{phase}[me, {source}, i], reset={reset})")
+            self.put(condition, lines)
+
+    def hand_on(self, phase: int, mistake: str | None) -> None:
+        """Have a loop store rows to a peer through a few slots, each of which the peer gives back once it has read."""
+        n, split, devices, t = self.n, self.split, self.devices, f"t{phase}"
+        # Two devices that send to each other in turns need nothing given back of two slots.
+        slots = 1 if mistake else self.rng.choice([1, 2])
+        steps = slots + self.rng.choice([1, 3])
+        shift, xor = 1 if mistake else self.rng.randrange(devices), self.rng.random() < 0.4
+        peer, source, condition = self.meeting(shift, xor)
+        way = self.rng.choice(["turns", "counts", "reset", "given first"])
+        counts, place = way == "counts", "0, i" if way == "counts" else f"{t} % {slots}, i"
+        turn = f"{t} // {slots} + 1" if way == "turns" else "1"
+        full, back = {
+            "turns": (turn, f"{t} // {slots}"),
+            "counts": (f"{t} + 1", f"{t} - {slots - 1}"),
+        }.get(way, ("1, reset=True", "1, reset=True"))
+        self.param(f"to{phase}", (slots, self.rows * split, n), True)
+        for flags in (f"full{phase}", f"free{phase}"):
+            self.param(flags, (1 if counts else slots, self.rows), True, flags=True)
+
+        wait = [f"tile.wait(free{phase}[me, {place}], {back})"]
+        if way in ("turns", "reset") or (counts and self.rng.random() < 0.5):
+            wait = [f"if {t} >= {slots}:", f"    {wait[0]}"]
+        send = [
+            *([] if mistake == "wait" else wait),
+            f"tile.copy(total, to{phase}[{peer}, {t} % {slots}, i * {split}, 0])",
+            f"tile.signal(full{phase}[{peer}, {place}], {turn}, add={counts})",
+        ]
+        given = f"({source} + 1) % {devices}" if mistake == "peer" else source
+        receive = [
+            f"tile.wait(full{phase}[me, {place}], {full})",
+            *self.taking(f"to{phase}[me, {t} % {slots}, i * {split}, 0]"),
+            *([] if mistake == "signal" else [f"tile.signal(free{phase}[{given}, {place}], {turn}, add={counts})"]),
+        ]
+        first = [f"tile.signal(free{phase}[{source}, 0:{slots}, i], ordered={self.rng.random() < 0.5})"]
+        first = first if way == "given first" else []
+
+        def loop(*lines: str) -> list[str]:
+            return [f"for {t} in range({steps}):", *(f"    {line}" for line in lines)]
+
+        if xor and shift and self.rng.random() < 0.5:  # one of two sends, the other one receives
+            halves = loop(*send), [*first, *loop(*receive)]
+            lines = [f"if me < {peer}:", *(f"    {line}" for line in halves[0])]
+            lines += ["else:", *(f"    {line}" for line in halves[1])]
+        else:
+            lines = [*first, *loop(*send, *receive)]
+        self.put(condition, lines)
 
     def pull(self, phase: int, mistake: str | None) -> None:
         """Leave the row in the own slab, tell all, and read some peers' rows once they tell."""
@@ -122,19 +184,20 @@ class _MeshMaker:
         self.lines.append(f"tile.wait(flags{phase}[me, 0:{devices}, i], reset={self.rng.random() < 0.5})")
         if self.rng.random() < 0.5:
             self.lines.append(f"for d{phase} in range({devices}):")
-            self.take(f"own{phase}[d{phase}, i * {split}, 0]", "    ")
+            self.lines += [f"    {line}" for line in self.taking(f"own{phase}[d{phase}, i * {split}, 0]")]
         else:
-            self.take(f"own{phase}[(me + {self.rng.randrange(devices)}) % {devices}, i * {split}, 0]")
+            self.lines += self.taking(f"own{phase}[(me + {self.rng.randrange(devices)}) % {devices}, i * {split}, 0]")
 
-    def take(self, place: str, indent: str = "") -> None:
+    def taking(self, place: str) -> list[str]:
+        """What takes in the row at a place."""
         factor, row = (
             self.rng.choice([1, 2, 3, -1]),
             self.rng.choice(["part[r, c]", "part[r, c] + me", "part[r, c] * 2"]),
         )
-        self.lines += [
-            f"{indent}tile.copy({place}, part)",
-            f"{indent}with tile.parallel({self.split}, {self.n}) as (r, c):",
-            f"{indent}    total[r, c] = T.floormod(total[r, c] * {factor} + {row}, 10007)",
+        return [
+            f"tile.copy({place}, part)",
+            f"with tile.parallel({self.split}, {self.n}) as (r, c):",
+            f"    total[r, c] = T.floormod(total[r, c] * {factor} + {row}, 10007)",
         ]
 
 

@@ -2,7 +2,8 @@
 
 Every block of every device is a coroutine over one memory; who goes on is drawn at random, step by step. What the
 devices do is ordered by flags alone, which vector clocks follow: a signal releases what its block has done and seen,
-and a wait acquires what the flags that it saw were set with. `Fault` says what no order holds between: an access of an
+and a wait acquires what its flags had been set with when they first were what it waits for, however late it sees them:
+in another order it goes on by then. `Fault` says what no order holds between: an access of an
 element that another block stores, a flag that is set or reset while another sets it, a slab that is stored to after
 its device has ended; and that nobody can go on.
 
@@ -83,14 +84,14 @@ class _Clocks:
 
 
 class _Ordered(_Memory):
-    """A tensor's elements, with who stored and who read each, and when; for flags, what each was set with."""
+    """A tensor's elements, with who stored and who read each, and when; for flags, what each was set to with what."""
 
     def __init__(self, tile: Tile, data: np.ndarray, clocks: _Clocks, begins: np.ndarray) -> None:
         super().__init__(tile, data, "block")
         self.clocks = clocks
         self.by, self.at = begins.copy(), np.ones(data.shape, "int64")
         self.read = np.zeros((clocks.threads, *data.shape), "int32")
-        self.set_with: dict[tuple[int, ...], np.ndarray] = {}
+        self.set_with: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
         self.set_by: dict[tuple[int, ...], tuple[int, int, bool]] = {}
 
     def check(self, where: tuple, who: np.ndarray, stores: bool) -> None:
@@ -113,17 +114,21 @@ class _Ordered(_Memory):
     def signal(self, thread: int, place: tuple[int, ...], value: int, ordered: bool, add: bool) -> None:
         self.change(thread, place, add)
         said = self.clocks.released(thread, ordered)
-        if add and place in self.set_with:
-            said = np.maximum(said, self.set_with[place])
-        self.set_with[place] = said
+        before = self.set_with.setdefault(place, [(int(self.data[place]), np.zeros_like(said))])
+        if add:
+            said = np.maximum(said, before[-1][1])
         self.data[place] = self.data[place] + value if add else value
+        before.append((int(self.data[place]), said))
 
-    def wait(self, thread: int, place: tuple[int, ...], reset: bool) -> None:
-        if place in self.set_with:
-            self.clocks.acquire(thread, self.set_with[place])
+    def wait(self, thread: int, place: tuple[int, ...], value: int, reset: bool) -> None:
+        for found, said in self.set_with.get(place, []):
+            if found >= value:
+                self.clocks.acquire(thread, said)
+                break
         if reset:  # of what was seen: it comes behind all changes so far
             self.set_by[place] = thread, int(self.clocks.time[thread, thread]), False
             self.data[place] = 0
+            self.set_with.pop(place, None)
 
     def change(self, thread: int, place: tuple[int, ...], add: bool) -> None:
         """Note that a flag is set; refuse it where another's change, other than to add too, isn't ordered."""
@@ -156,7 +161,7 @@ class _MeshBlock(_Block):
         value = self._scalar(node.value)
         yield _Waiting(str(node), lambda: all(memory.data[place] >= value for place in places))
         for place in places:
-            memory.wait(self.number, place, node.reset)
+            memory.wait(self.number, place, int(value), node.reset)
 
     def _signal(self, node: Signal) -> None:
         memory, places = self._places(node)
@@ -175,7 +180,7 @@ class Agent:
     def wait(self, name: str, index: tuple[int, ...], value: int) -> Iterator[object]:
         memory, place = self._at(name, index)
         yield _Waiting(f"agent of {self.device} for {name}{list(index)}", lambda: memory.data[place] >= value)
-        memory.wait(self.number, place, False)
+        memory.wait(self.number, place, value, False)
 
     def signal(self, name: str, index: tuple[int, ...], value: int) -> None:
         memory, place = self._at(name, index)

@@ -12,10 +12,10 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import Mesh
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3])
-def test_random_programs(devices):
+@pytest.mark.parametrize("devices, programs", [(1, 4), (2, 10), (3, 12), (4, 8)])
+def test_random_programs(devices, programs):
     with launch(Mesh({"tp": devices}), engine="threads") as workers:
-        for seed in range(12):
+        for seed in range(programs):
             judge(drawn(seed, devices), workers)
 
 
