@@ -7,7 +7,8 @@ be moved::
     H[c, j] = X[c * 4 - 1 + j]        Y[v] = H[v // 4, v % 4] + H[v // 4, v % 4 + 2]
 
 It begins at a multiple of the device's number, so that reads at a stride have halos as well, and those of fewer rows
-than the buffer has. What is beyond the buffer isn't copied, and only on a condition read.
+than the buffer has. What is beyond the buffer isn't copied, and only on a condition read. Of a dimension that is read
+at one place, as a step of a loop over time reads the step before, the copy has that place alone.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.blocks import element
-from tvm_axe.analysis.expressions import loads_in, substitute, uses, variables_of
+from tvm_axe.analysis.blocks import element, is_at_hand
+from tvm_axe.analysis.expressions import alike, loads_in, substitute, uses, variables_of
 from tvm_axe.analysis.values import points, values
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.infer import Sharding
@@ -45,6 +46,8 @@ class Halo:
         The mesh axis whose devices share that dimension, and the reading.
     step, first, extent : int
         In elements. `first` is negative where a device's first elements are before its own.
+    fixed : mapping
+        Of dimensions that are read at one place that place; the copy has an extent of 1 there.
     """
 
     buffer: tirx.Buffer
@@ -53,17 +56,19 @@ class Halo:
     step: int
     first: int
     extent: int
+    fixed: Mapping[int, int]
 
     def copy(self, mesh: Mesh) -> tirx.Buffer:
         """Return a buffer for it: for each device of the axis a row, as dimension `dim`, of `extent` elements."""
-        shape = [int(extent) for extent in self.buffer.shape]
+        shape = [1 if dim in self.fixed else int(extent) for dim, extent in enumerate(self.buffer.shape)]
         shape[self.dim : self.dim + 1] = [mesh.axis_size(self.axis), self.extent]
         return tirx.decl_buffer(shape, self.buffer.dtype, f"{self.buffer.name}_halo", layout=None)
 
     def source(self, at: Sequence[tirx.Expr]) -> list[tirx.Expr]:
         """Return where in the buffer the element `at` of the copy comes from."""
         device, place = at[self.dim], at[self.dim + 1]
-        return [*at[: self.dim], device * self.step + place + self.first, *at[self.dim + 2 :]]
+        found = [*at[: self.dim], device * self.step + place + self.first, *at[self.dim + 2 :]]
+        return [index + self.fixed.get(dim, 0) for dim, index in enumerate(found)]
 
     def exists(self, at: Sequence[tirx.Expr]) -> tirx.Expr:
         """Return whether the element `at` of the copy is one of the buffer."""
@@ -80,20 +85,26 @@ class Halo:
                 nest = with_block(nest, block.realize, self._reading(block, program, copy))
         return nest
 
+    def _has(self, load: ir.TensorLoad) -> bool:
+        """Whether a load of the buffer is at the places that are fixed."""
+        return all(_is(load.indices[dim], place) for dim, place in self.fixed.items())
+
     def _reading(self, block: Block, program: ScheduledProgram, copy: tirx.Buffer) -> s_tir.SBlockRealize:
         statement = block.realize.block
         device, own = _in_iterators(block, program, self.axis)
 
         def on_load(load: ir.TensorLoad) -> ir.TensorLoad:
-            if not load.source.same_as(self.buffer):
+            if not (load.source.same_as(self.buffer) and self._has(load)) or is_at_hand(load, statement.body):
                 return load
             rest = _rest(block, program, self.axis, self.step, load.indices[self.dim])
             place = substitute(rest - self.first, own)
-            return tirx.BufferLoad(copy, [*load.indices[: self.dim], device, place, *load.indices[self.dim + 1 :]])
+            at = [index - self.fixed.get(dim, 0) for dim, index in enumerate(load.indices)]
+            return tirx.BufferLoad(copy, [*at[: self.dim], device, place, *at[self.dim + 1 :]])
 
         body = _tvm.structural_map(statement.body, (ir.TensorLoad, on_load))
         reads = [region for region in statement.reads if not region.source.same_as(self.buffer)]
-        reads += [element(copy, load.indices) for load in loads_in(body) if load.source.same_as(copy)]
+        left = [load for load in loads_in(body) if load.source.same_as(self.buffer) or load.source.same_as(copy)]
+        reads += [element(load.source, load.indices) for load in left]
         changed = s_tir.SBlock(
             statement.iter_vars, reads, statement.writes, statement.name_hint, body, statement.init,
             annotations=dict(statement.annotations),
@@ -102,17 +113,19 @@ class Halo:
 
 
 def halo_of(program: ScheduledProgram, blocks: Sequence[Block], buffer: tirx.Buffer, sharding: Sharding) -> Halo | None:
-    """Return the halo of a buffer that the blocks of a nest read; None where they have to gather it.
+    """Return the halo of a buffer of which the blocks of a nest read what none of them writes; None if they gather it.
 
-    That is so if one of them writes it, or isn't shared over the axis; if the dimension has several axes; or if what a
-    device reads isn't seen to be less than all.
+    That is so if one of them isn't shared over the axis; if the dimension has several axes; or if what a device reads
+    isn't seen to be less than all. What a block reads of the element that it writes is none of it.
     """
-    accesses = [(block, access) for block in blocks for access in block.accesses if access.buffer.same_as(buffer)]
+    accesses = [(block, access) for block in blocks for access in _read_of(block, buffer)]
     leaving = [dim for dim, cut in enumerate(sharding.cuts) if any(not sharding.holds(a, dim) for _, a in accesses)]
     if not leaving or len(sharding.cuts[leaving[0]]) != 1 or sharding.partial or sharding.root is not None:
         return None
     dim, (axis,) = leaving[0], sharding.cuts[leaving[0]]
-    if any(access.is_write or axis not in block.device for block, access in accesses):
+    fixed = fixed_in([a.indices for _, a in accesses if not sharding.holds(a, dim)], sharding, dim)
+    accesses = [(b, a) for b, a in accesses if all(_is(a.indices[other], place) for other, place in fixed.items())]
+    if any(axis not in block.device for block, _ in accesses):
         return None
     steps = {_step(program, axis, access.indices[dim]) for _, access in accesses}
     known = steps - {None} or {sharding.piece(dim)}
@@ -126,7 +139,29 @@ def halo_of(program: ScheduledProgram, blocks: Sequence[Block], buffer: tirx.Buf
         return None
     first = min(least for least, _ in found)
     extent = max(largest for _, largest in found) + 1 - first
-    return Halo(buffer, dim, axis, step, first, extent) if extent < int(buffer.shape[dim]) else None
+    return Halo(buffer, dim, axis, step, first, extent, fixed) if extent < int(buffer.shape[dim]) else None
+
+
+def fixed_in(places: Sequence[Sequence[tirx.Expr]], sharding: Sharding, dim: int) -> dict[int, int]:
+    """Of each dimension but `dim`, and that isn't shared, at one place of which all the accesses are, that place."""
+    fixed = {}
+    for other, cut in enumerate(sharding.cuts):
+        first = places[0][other]
+        if other != dim and not cut and isinstance(first, tirx.IntImm):
+            fixed.update({other: int(first)} if all(_is(at[other], int(first)) for at in places) else {})
+    return fixed
+
+
+def _is(index: tirx.Expr, place: int) -> bool:
+    return isinstance(index, tirx.IntImm) and int(index) == place
+
+
+def _read_of(block: Block, buffer: tirx.Buffer) -> list[Access]:
+    """What a block reads of a buffer but for the element that it writes."""
+    own = [access for access in block.accesses if access.buffer.same_as(buffer)]
+    stores = [access for access in own if access.is_write]
+    reads = [access for access in own if not access.is_write]
+    return [read for read in reads if not any(alike(read.indices, store.indices) for store in stores)]
 
 
 def _step(program: ScheduledProgram, axis: str, index: tirx.Expr) -> int | None:

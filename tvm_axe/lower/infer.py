@@ -185,7 +185,7 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
         elif is_parameter and writes:
             cuts = ((),) * len(shape)
         else:
-            cuts = _agreed(writes or accesses[buffer], shape, program.mesh)
+            cuts = agreed(writes or accesses[buffer], shape, program.mesh)
             if not writes and counting[buffer]:
                 terms = {d: a for d, a in counting[buffer][0].items() if all(d in other for other in counting[buffer])}
                 free = [() if set(cut) & set(terms.values()) else cut for cut in cuts]
@@ -224,7 +224,7 @@ def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
     return Sharding.blocks(shape, mesh, cuts, memory=None if row_major.equivalent(layout) else memory)
 
 
-def _agreed(accesses: list[Access], shape: tuple[int, ...], mesh: Mesh) -> Cuts:
+def agreed(accesses: list[Access], shape: tuple[int, ...], mesh: Mesh) -> Cuts:
     """The axes over which every access takes its own piece of each dimension."""
     cuts: list[tuple[str, ...]] = []
     for dim, extent in enumerate(shape):

@@ -16,7 +16,9 @@ hold     writes what others own           a nest that works on a copy which all 
 apart    writes its device's part of what  a block that writes a buffer indexed by its iterators, each device its
          all devices hold, not as a copy   own part; behind its nest all devices copy it to where it belongs
 relay    touches a parameter that is       all blocks on a copy that lies as they touch it, taken over before the
-         declared in no contiguous pieces  first of them and back behind the last
+         declared in no contiguous pieces, first of them and back behind the last
+         or carries state in its part of
+         one that all devices hold
 widen    sums what it casts, over devices  a copy of each device's terms in the type of the sum, which an engine adds;
          that see no peer's memory         without it a kernel would read its peers'
 ======== ================================ ======================================================================
@@ -48,7 +50,7 @@ from tvm_axe.layout.sharding import Cuts
 from tvm_axe.lower.copies import copy_nest, gathered, nest_of_copy, shares_of
 from tvm_axe.lower.derive import derive_steps
 from tvm_axe.lower.halo import Halo, halo_of
-from tvm_axe.lower.infer import Sharding, infer_shardings
+from tvm_axe.lower.infer import Sharding, agreed, infer_shardings
 from tvm_axe.lower.loads import reading, reads_beside, running
 from tvm_axe.lower.parsing import parse_program
 from tvm_axe.lower.pieces import pieces_of, renumbered, shared_pieces, with_block
@@ -109,7 +111,13 @@ def _mended(
     remedy = found.remedy if sharding.memory is None else RELAY
     of = f"{found.buffer.name} for {found.block.name_hint}"
     less = _less_than_all(func, found, program, sharding, of, apart) if remedy == GATHER else None
-    return less or _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
+    try:
+        return less or _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
+    except LowerError:
+        cuts = _own_cuts(func, found, program) if remedy == APART else None
+        if cuts is None:
+            raise
+        return _on_copy(func, found.buffer, mesh=program.mesh, cuts=cuts, why=f"{RELAY} {of}")
 
 
 def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
@@ -165,8 +173,10 @@ def _less_than_all(
     of: str,
     apart: Collection[str],
 ) -> tirx.PrimFunc | None:
-    """Have the nest read a copy of what each device reads; None where that is all, or the nest writes it, too."""
-    nest, _ = _nest_of(func, found)
+    """Have the nest read a copy of what each device reads; None where that is all, or the nest may write it, too."""
+    nest, blocks = _nest_of(func, found)
+    if any(_writes(block, found.buffer) for block in blocks) and not reads_beside(blocks, found.buffer):
+        return None
     stage = next(s for s in program.stages if any(b.realize.block.same_as(found.block) for b in s.blocks))
     halo = halo_of(program, stage.blocks, found.buffer, sharding)
     if halo is not None and halo.axis not in apart:
@@ -223,7 +233,9 @@ def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -
     before, whole = gathered(found.buffer, sharding, why)
     if any(_writes(block, found.buffer) for block in blocks):
         if not reads_beside(blocks, found.buffer):
-            return _separated(func, _refused(found, "its nest writes the buffer, too"), nest)
+            own = any(block.block.same_as(found.block) and _writes(block, found.buffer) for block in blocks)
+            why_not = _CARRIED if own else "its nest writes the buffer, too"
+            return _separated(func, _refused(found, why_not), nest)
         return _replaced(func, nest, [*before, reading(nest, blocks, found.buffer, whole[-1])], whole)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]})], whole)
 
@@ -259,7 +271,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
         raise _refused(found, "two iterations may store into one element")
     others_read = [] if _in_place(store) else reads_beside([block], buffer)
     if others_read is None:
-        raise _refused(found, "it reads other elements than it writes of the buffer")
+        raise _refused(found, _CARRIED)
     apart = tirx.decl_buffer(list(extents.values()), buffer.dtype, f"{buffer.name}_apart", layout=None)
     at = list(extents)
     body = tirx.BufferStore(apart, running(store, apart, at) if reduces else store.value, at)
@@ -290,13 +302,29 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
 
 def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have all blocks work on a copy of a parameter, which lies as they touch it."""
-    buffer = found.buffer
+    return _on_copy(func, found.buffer, mesh=sharding.mesh, cuts=((),) * len(sharding.shape), why=why)
+
+
+def _on_copy(func: tirx.PrimFunc, buffer: tirx.Buffer, *, mesh: Mesh, cuts: Cuts, why: str) -> tirx.PrimFunc:
+    """Have all blocks work on a copy of a parameter; what was given is taken over in pieces of `cuts`."""
     direction = dict(zip(func.params, directions(func)))[buffer]
-    own = tirx.decl_buffer(sharding.shape, buffer.dtype, f"{buffer.name}_own", layout=None)
-    before = [copy_nest(buffer, own, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_input else []
-    behind = [copy_nest(own, buffer, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_output else []
+    own = tirx.decl_buffer([int(n) for n in buffer.shape], buffer.dtype, f"{buffer.name}_own", layout=None)
+    before = [copy_nest(buffer, own, mesh, cuts, why)] if direction.is_input else []
+    behind = [copy_nest(own, buffer, mesh, ((),) * len(cuts), why)] if direction.is_output else []
     nests = [substitute(nest, {buffer: own}) for nest in statements(func.body.block.body)]
     return _rebuilt(func, [*before, *nests, *behind], [own])
+
+
+def _own_cuts(func: tirx.PrimFunc, found: Unowned, program: ScheduledProgram) -> Cuts | None:
+    """How devices share a parameter of which each touches the part alone that it writes; None if one touches more."""
+    buffer = found.buffer
+    if not any(buffer.same_as(param) for param in func.params):
+        return None
+    shape = tuple(int(extent) for extent in buffer.shape)
+    own = Sharding.blocks(shape, program.mesh, agreed([found.access], shape, program.mesh))
+    accesses = [access for block in program.blocks() for access in block.accesses if access.buffer.same_as(buffer)]
+    inside = all(own.holds(access, dim) for access in accesses for dim in range(len(shape)))
+    return own.cuts if own.axes and inside else None
 
 
 def _widen(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
@@ -322,6 +350,10 @@ def _widen(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     return _replaced(func, nest, [before, with_block(nest, block.realize, realize)], [terms])
 
 
+_CARRIED = (
+    "it reads elements of the buffer that other iterations write, and devices do these at the same time; share a loop "
+    "whose iterations take nothing from each other"
+)
 _REMEDIES = {GATHER: _gather, HOLD: _hold, APART: _apart, RELAY: _relay, WIDEN: _widen}
 
 

@@ -29,6 +29,8 @@ class Unowned(LowerError):
         The block, as it stands in the function.
     buffer : Buffer
         What it touches.
+    access : Access
+        How it touches that.
     remedy : str
         What would have it touch its own: to gather the buffer first; to hold a copy of it; or to compute apart, into a
         buffer that its iterators index; to relay a parameter that isn't in contiguous pieces, by a copy that is; to
@@ -37,7 +39,7 @@ class Unowned(LowerError):
 
     def __init__(self, message: str, block: Block, access: Access, remedy: str) -> None:
         super().__init__(message)
-        self.block, self.buffer, self.remedy = block.realize.block, access.buffer, remedy
+        self.block, self.buffer, self.access, self.remedy = block.realize.block, access.buffer, access, remedy
 
 
 class Entangled(LowerError):
