@@ -86,7 +86,8 @@ def _by_upstream(functions: Mapping[ir.GlobalVar, tirx.PrimFunc], target: Target
 def is_unscheduled(func: tirx.PrimFunc) -> bool:
     """Whether a function is as it was written, for its blocks to run: below its root, each in a nest of its own.
 
-    Blocks that don't say what they touch stay where they are, and so do those around them, which they may read or write.
+    Blocks that don't say what they touch stay where they are, and so do those around them, which they may read or
+    write.
     """
     if why_unschedulable(func) is not None or has_threads(func) or has_choice(func) or KERNEL in (func.attrs or {}):
         return False
