@@ -301,3 +301,27 @@ def test_truth_values_are_reduced(func: tirx.PrimFunc) -> None:
     found = axe.compile(func, work_dir=None).run(given)
     axes = (1, 2) if func is any_of_rows else (0, 2)
     np.testing.assert_array_equal(found, (given > 0).any(axis=axes))
+
+
+def test_blocks_that_do_not_say_what_they_touch_find_it_where_it_was() -> None:
+    """As of ``te.extern``: one clears elements of what a cheap block made, as the suppression of boxes does."""
+
+    @T.prim_func(s_tir=True)
+    def suppressed(A: T.Buffer((32,), "float32"), C: T.Buffer((32,), "float32")):  # type: ignore[no-untyped-def]
+        scores = T.sblock_alloc_buffer((32,))
+        for i in range(32):
+            with T.sblock("scores"):
+                v = T.axis.spatial(32, i)
+                scores[v] = A[31 - v]
+        with T.sblock("clear"):
+            T.reads()
+            T.writes()
+            for i in range(31):
+                if scores[i] > T.float32(0):
+                    scores[i + 1] = T.float32(-1)
+        for i in range(32):
+            with T.sblock("out"):
+                v = T.axis.spatial(32, i)
+                C[v] = scores[v] * T.float32(2)
+
+    np.testing.assert_array_equal(results(suppressed, True, {}), results(suppressed, False, {}))

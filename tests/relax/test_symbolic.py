@@ -253,6 +253,35 @@ def test_shapes_as_values(workers):
         model.forward(a, copies, more)
 
 
+def test_sizes_that_are_computed_as_tensors(workers):
+    """The places of tokens, as ONNX's Range of a length comes, the length being a tensor; and what is added of them."""
+    n, places = (tvm.tirx.Var(name, "int64") for name in ("n", "places"))
+    x, table = (relax.Var(name, relax.TensorType(s, "float32")) for name, s in (("x", [2, n, 8]), ("table", [16, 8])))
+    builder, ops = relax.BlockBuilder(), relax.op
+
+    def const(value):
+        return relax.const(value, "int64")
+
+    with builder.function("forward", [x, table], attrs={"num_input": 2}):
+        with builder.dataflow():
+            sizes = builder.emit(ops.shape_to_tensor(builder.emit(ops.shape_of(x))))
+            length = builder.emit(ops.reshape(builder.emit(ops.take(sizes, const([1]), axis=0)), relax.ShapeExpr([])))
+            steps = builder.emit(ops.floor_divide(builder.emit(ops.subtract(const(0), length)), const(1)))
+            count = builder.emit(ops.maximum(builder.emit(ops.negative(steps)), const(0)))
+            tensor = builder.match_cast(ops.reshape(count, [1]), relax.TensorType([1], "int64"))
+            builder.match_cast(builder.emit(ops.tensor_to_shape(tensor)), relax.ShapeType([places]))
+            rows = builder.emit(ops.take(table, builder.emit(ops.arange(0, places, 1, "int64")), axis=0))
+            out = builder.emit_output(ops.add(x, rows))
+        builder.emit_func_output(out)
+    alone, shared = (axe.compile(builder.get(), mesh=mesh, work_dir=None) for mesh in (None, axe.Mesh({"tp": 2})))
+    rng = np.random.default_rng(0)
+    b = rng.standard_normal((16, 8)).astype("float32")
+    for tokens in (5, 1, 16):
+        a = rng.standard_normal((2, tokens, 8)).astype("float32")
+        for got in (alone(a, b), shared.run(workers(2), a, b)):
+            assert error([np.asarray(got)], [a + b[:tokens]]) < 1e-6
+
+
 def test_a_cast_that_does_not_follow_is_checked(workers):
     n, m = (tvm.tirx.Var(name, "int64") for name in "nm")
     builder = relax.BlockBuilder()

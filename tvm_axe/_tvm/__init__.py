@@ -26,6 +26,7 @@ from tvm_axe._tvm.errors import (
 )
 from tvm_axe._tvm.flattening import iter_map, keep_sums
 from tvm_axe._tvm.importing import half_converters
+from tvm_axe._tvm.legalizing import legalize_ops
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.paged import PAGED, PAGED_ATTENDS, PAGED_CREATES, PAGED_POSITIONS, PagedCache, paged_cache, paged_call
 from tvm_axe._tvm.parsing import keep_stacks_short
@@ -33,7 +34,6 @@ from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operato
 from tvm_axe._tvm.relax import (
     PREPACK,
     is_building,
-    legalize_ops,
     relax_dispatching,
     relax_lowering,
     split_preproc,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 
 import tvm_ffi
-from tvm import ir, relax, runtime, s_tir, tirx, topi
+from tvm import ir, relax, runtime, s_tir, tirx
 from tvm.ir import IRModule
 from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as _cuda_pipeline
-from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 from tvm.target import Target
 
 from tvm_axe._tvm.structural import structural_map
@@ -86,21 +84,6 @@ def _on_blocks(asking: ir.transform.Pass) -> ir.transform.Pass:
         return done
 
     return ir.transform.module_pass(run, opt_level=0, name=asking.info.name)
-
-
-def legalize_ops() -> ir.transform.Pass:
-    """Upstream's `LegalizeOps`, which fails where an array is filled with an infinity, as causal masks are.
-
-    Its `topi.full` asks a type whether it has "float" in it, as if it were text.
-    """
-    return relax.transform.LegalizeOps({"relax.full": _full, "relax.full_like": _full})
-
-
-def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    value, shape = _try_convert_to_scalar_const(call.args[1], python_native=True), call.ty.shape
-    if not isinstance(value, float) or math.isfinite(value) or not isinstance(shape, relax.ShapeExpr):
-        return call.op.get_attr("FLegalize")(builder, call)
-    return builder.call_te(topi.full, shape.values, str(call.ty.dtype), value, primfunc_name_hint="full")
 
 
 def without_layouts_of_unknown_extents(mod: IRModule) -> IRModule:

@@ -25,6 +25,7 @@ __all__ = [
     "nested_blocks",
     "ranges_of",
     "reads_of",
+    "says_what_it_touches",
     "statements",
     "stays_in",
     "unused_name",
@@ -111,6 +112,19 @@ def reads_of(block: s_tir.SBlock) -> list[ir.TensorRegion]:
     others = [load for load in loads_in(store) if load.source.same_as(store.buffer) and not is_at_hand(load, store)]
     said = [region for region in block.reads if others and region.source.same_as(store.buffer)]
     return [*block.reads, *(element(load.source, load.indices) for load in others if not said)]
+
+
+def says_what_it_touches(block: s_tir.SBlock) -> bool:
+    """Return whether all that a block loads and stores, but for memory of its own, is of tensors in its regions.
+
+    Blocks of ``te.extern``, as of upstream's sorting and suppression of boxes, have no regions, so primitives don't see
+    that they read and write what others do.
+    """
+    said = {region.source for region in (*block.reads, *block.writes)}
+    touched = {load.source for load in loads_in(block)}
+    tvm_ffi.structural_walk(block, (tirx.BufferStore, lambda store: touched.add(store.buffer)))
+    tvm_ffi.structural_walk(block, (tirx.AllocBuffer, lambda made: said.add(made.buffer)))
+    return touched <= said
 
 
 def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:

@@ -14,7 +14,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.blocks import nested_blocks, statements
+from tvm_axe.analysis.blocks import nested_blocks, says_what_it_touches, statements
 from tvm_axe.analysis.patterns import Pattern, is_pointwise, loads_of, pattern_of
 from tvm_axe.analysis.tree import why_unschedulable
 
@@ -36,7 +36,8 @@ def inlined(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     if why_unschedulable(func) is not None:
         return func
-    if any(len(nested_blocks(nest)) != 1 for nest in statements(func.body.block.body)):
+    nests = [nested_blocks(nest) for nest in statements(func.body.block.body)]
+    if any(len(blocks) != 1 or not says_what_it_touches(blocks[0].block) for blocks in nests):
         return func
     sch = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
     root = sch.get_sblock("root")

@@ -19,6 +19,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.analysis.blocks import says_what_it_touches
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.machines import backend_of
 from tvm_axe.nests.conditions import with_conditions_inside
@@ -83,7 +84,11 @@ def _by_upstream(functions: Mapping[ir.GlobalVar, tirx.PrimFunc], target: Target
 
 
 def is_unscheduled(func: tirx.PrimFunc) -> bool:
-    """Whether a function is as it was written, for its blocks to run: below its root, each in a nest of its own."""
+    """Whether a function is as it was written, for its blocks to run: below its root, each in a nest of its own.
+
+    Blocks that don't say what they touch stay where they are, and so do those around them, which they may read or
+    write.
+    """
     if why_unschedulable(func) is not None or has_threads(func) or has_choice(func) or KERNEL in (func.attrs or {}):
         return False
     attrs = func.attrs or {}
@@ -97,6 +102,7 @@ def is_unscheduled(func: tirx.PrimFunc) -> bool:
         bool(blocks)
         and len(inner) == len(blocks)
         and not any(block.alloc_buffers or block.match_buffers for block in inner)
+        and all(says_what_it_touches(block) for block in inner)
         and all(
             is_own_nest([sch.get(loop) for loop in sch.get_loops(block)], _tvm.block_realize(sch, block))
             for block in blocks

@@ -17,6 +17,7 @@ from tvm_axe.relax.flattened import with_rows_as_one_number
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.operators_of_attention import saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.quantized import with_decoding_products
+from tvm_axe.relax.shapes import with_shapes_for_operators
 from tvm_axe.relax.simplify import simplified
 from tvm_axe.relax.statistics import with_batch_statistics
 from tvm_axe.relax.widening import widened, with_wide_attention
@@ -63,6 +64,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     backend = backend_of(target)
     if pack_weights:
         check_packing(model)
+    model = with_shapes_for_operators(model)
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
     model = with_batch_statistics(with_repeated_heads(with_decoding_products(model, target)))

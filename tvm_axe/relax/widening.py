@@ -24,10 +24,10 @@ __all__ = ["widened", "with_wide_attention"]
 _WIDE = "float32"
 _REFUSED = {
     "bfloat16": (
-        "nn.layer_norm", "power", "mod", "floor_mod", "log_add_exp", "isnan", "isinf", "isfinite", "argmax", "argmin",
+        "nn.layer_norm", "power", "mod", "floor_mod", "isnan", "isinf", "isfinite", "argmax", "argmin",
         "sort", "argsort", "topk",
     ),
-    "float16": ("asin", "acos", "atan", "asinh", "acosh", "atan2", "log_add_exp", "nn.softplus"),
+    "float16": ("asin", "acos", "atan", "asinh", "acosh", "atan2", "nn.softplus"),
 }  # fmt: skip
 """What upstream has no function for, or computes wrongly; of float16 exponentials that are more than it holds."""
 _SUMS = (

@@ -1,0 +1,51 @@
+"""Operators that aren't made functions as upstream makes them: finite and exact where upstream's aren't, or fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+import tvm_axe as axe
+
+LARGE = [0, 1e-6, -1e-3, 0.9, -1.1, 3, 11, -20, 88.9, -89, 300, -1e4, np.inf, -np.inf, np.nan, 0.5]
+OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "log_add_exp": (op.log_add_exp, np.logaddexp),
+    "sinh": (lambda x, _: op.sinh(x), lambda x, _: np.sinh(x)),
+    "cosh": (lambda x, _: op.cosh(x), lambda x, _: np.cosh(x)),
+}
+
+
+def model(make: Callable[..., Any], dtype: str) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType(shape, dtype)) for name, shape in (("x", (4, 16)), ("y", (4, 1))))
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            out = builder.emit_output(make(x, y))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 5e-7), ("float64", 1e-14), ("bfloat16", 8e-3)])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_of_any_size(workers: Any, name: str, dtype: str, bound: float) -> None:
+    """What is infinite is so in float64, too; what is small is right relative to itself."""
+    make, wanted = OPERATORS[name]
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    x = np.array([LARGE] * 4).astype(kind)
+    y = np.array([[0.25], [np.inf], [-np.inf], [-300]]).astype(kind)
+    with np.errstate(all="ignore"):
+        want = wanted(x.astype("float64"), y.astype("float64")).astype(kind).astype("float64")
+    found = {"one device": np.asarray(axe.compile(model(make, dtype), work_dir=None)(x, y))}
+    if dtype == "float32":
+        exe = axe.compile(model(make, dtype), mesh={"tp": 2}, work_dir=None)
+        found["a mesh"] = np.asarray(exe.run(workers(2), x, y))
+    for where, got in found.items():
+        assert got.dtype == kind, where
+        np.testing.assert_allclose(got.astype("float64"), want, rtol=bound, atol=0, err_msg=where)

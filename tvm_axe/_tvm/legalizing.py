@@ -1,0 +1,96 @@
+"""Relax: operators that aren't made functions as upstream makes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm import ir, relax, te, tirx, topi
+from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
+
+_WIDE = "float32"
+
+
+def legalize_ops() -> ir.transform.Pass:
+    """Upstream's `LegalizeOps`, with functions of ours for operators of which upstream's fail or overflow.
+
+    Its `topi.full` asks a type whether it has "float" in it, as if it were text, and fails where an array is filled
+    with an infinity, as causal masks are. Of `log_add_exp` it adds the exponentials, which are infinite above 88. For
+    the sinh and cosh of vectors it has no code on a CPU.
+    """
+    pointwise: dict[str, Callable[..., tirx.Expr]] = {
+        "relax.log_add_exp": _log_add_exp,
+        "relax.sinh": _sinh,
+        "relax.cosh": _cosh,
+    }
+    written = {name: _legalizing(name.removeprefix("relax."), formula) for name, formula in pointwise.items()}
+    return relax.transform.LegalizeOps({"relax.full": _full, "relax.full_like": _full, **written})
+
+
+def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    value, shape = _try_convert_to_scalar_const(call.args[1], python_native=True), call.ty.shape
+    if not isinstance(value, float) or math.isfinite(value) or not isinstance(shape, relax.ShapeExpr):
+        return call.op.get_attr("FLegalize")(builder, call)
+    return builder.call_te(topi.full, shape.values, str(call.ty.dtype), value, primfunc_name_hint="full")
+
+
+def _legalizing(name: str, formula: Callable[..., tirx.Expr]) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
+    """What makes a pointwise operator a function by a formula of its elements, which are at least of 32 bits."""
+
+    def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        dtype, shape = str(call.ty.dtype), call.ty.shape
+        if not isinstance(shape, relax.ShapeExpr):
+            return call
+        wide = dtype if dtype == "float64" else _WIDE
+
+        def computed(*tensors: te.Tensor) -> te.Tensor:
+            def at(*indices: tirx.Expr) -> tirx.Expr:
+                elements = [tensor(*_broadcast(tensor, indices)).astype(wide) for tensor in tensors]
+                return formula(*elements).astype(dtype)
+
+            return te.compute(shape.values, at, name=name)
+
+        return builder.call_te(computed, *call.args, primfunc_name_hint=name)
+
+    return legalized
+
+
+def _broadcast(tensor: te.Tensor, indices: tuple[tirx.Expr, ...]) -> list[tirx.Expr]:
+    """Where an element of the result is in a tensor that is broadcast to it."""
+    behind = indices[len(indices) - len(tensor.shape) :]
+    ones = [isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in tensor.shape]
+    return [tirx.const(0, "int64") if one else index for one, index in zip(ones, behind, strict=True)]
+
+
+def _log_add_exp(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    """The larger one, and log(1 + z) of the exponential z of minus their distance.
+
+    For small z, log(1 + z) is kept from rounding to zero by what 1 + z was rounded to (Goldberg, "What Every Computer
+    Scientist Should Know About Floating-Point Arithmetic", Theorem 4).
+    """
+    one = tirx.const(1, a.ty.dtype)
+    # Of equal infinities the distance is NaN; of a NaN it is, too, and so is the result.
+    z = tirx.Select(tirx.EQ(a, b), one, tirx.exp(-tirx.abs(a - b)))
+    total = one + z
+    return tirx.Max(a, b) + tirx.Select(tirx.EQ(total, one), z, tirx.log(total) * z / (total - one))
+
+
+def _sinh(x: tirx.Expr) -> tirx.Expr:
+    """By its series near zero, where exponentials would cancel each other."""
+    size, one = tirx.abs(x), tirx.const(1, x.ty.dtype)
+    root = tirx.exp(size * tirx.const(0.5, x.ty.dtype))
+    far = _half_squared(root) - tirx.const(0.5, x.ty.dtype) / (root * root)
+    series = one
+    for n in range(16, 0, -2):  # down from x ** 17 / 17!, which is less than half of float64's rounding at 1
+        series = one + x * x * series * tirx.const(1 / (n * (n + 1)), x.ty.dtype)
+    return tirx.Select(size < one, x * series, tirx.Select(x < 0, -far, far))
+
+
+def _cosh(x: tirx.Expr) -> tirx.Expr:
+    root = tirx.exp(tirx.abs(x) * tirx.const(0.5, x.ty.dtype))
+    return _half_squared(root) + tirx.const(0.5, x.ty.dtype) / (root * root)
+
+
+def _half_squared(root: tirx.Expr) -> tirx.Expr:
+    """Half of a square, which may be finite where the square isn't."""
+    return root * tirx.const(0.5, root.ty.dtype) * root
