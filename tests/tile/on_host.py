@@ -48,6 +48,10 @@ using float2 = Two<float>;
 using float4 = Four<float>;
 using uchar2 = Two<uchar>;
 using uchar4 = Four<uchar>;
+using short2 = Two<short>;
+using short4 = Four<short>;
+using ushort2 = Two<ushort>;
+using ushort4 = Four<ushort>;
 static Index threadIdx, blockIdx;
 
 struct Meeting { int count, turn; };
