@@ -102,7 +102,9 @@ class Evaluator:
         if isinstance(expr, tirx.Div | tirx.Mod):
             return (np.divide if isinstance(expr, tirx.Div) else np.fmod)(self(expr.a), self(expr.b))
         if type(expr) in _BINARY:
-            return _BINARY[type(expr)](self(expr.a), self(expr.b))
+            found = _BINARY[type(expr)](self(expr.a), self(expr.b))
+            wraps = isinstance(expr, tirx.LShift) or str(expr.ty).startswith("uint")
+            return wrapped(found, str(expr.ty)) if wraps else found
         if isinstance(expr, ir.Call):
             name = str(expr.op.name).rpartition(".")[2]
             if is_random(expr):
@@ -111,6 +113,8 @@ class Evaluator:
                 condition, then, otherwise = expr.args
                 holds = self(condition)
                 return np.where(holds, self.where(holds)(then), self.where(np.logical_not(holds))(otherwise))
+            if name == "reinterpret" and "int" in str(expr.ty) and "int" in str(expr.args[0].ty):
+                return wrapped(self(expr.args[0]), str(expr.ty))
             if name in _CALLS:
                 return _CALLS[name](*(self(argument) for argument in expr.args))
         raise NotImplementedError(f"the interpreter knows no {type(expr).__name__}: {expr}")

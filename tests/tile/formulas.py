@@ -1,4 +1,4 @@
-"""Random formulas of integers and truth values, as text: shifts, bits, quotients, casts that wrap, bools compared.
+"""Random formulas of integers and truth values, as text: shifts, bits, quotients, what wraps, bools compared.
 
 Every value is defined: nothing is divided by zero, shifted by more places than there are, or larger than an int32 on
 the way. So numpy's int64 and any compiler agree.
@@ -78,7 +78,8 @@ class Formulas:
         if constant is not None:
             return f"{word}({a}, T.int32({constant}))", max(m, abs(constant))
         if self.choose([False, True]):
-            return f"{word}({a}, T.max({b}, 1))", max(m, n)
+            divisor = self.choose([f"T.max({b}, 1)", f"T.shift_left(1, T.bitwise_and({b}, 31))"])
+            return f"{word}({a}, {divisor})", max(m, n)
         b, n = self.choose(self.terms)
         return f"T.if_then_else(T.NE({b}, 0), {word}({a}, {b}), 7)", max(m, n, 7)
 
@@ -87,6 +88,8 @@ class Formulas:
         places = self.choose([f"T.bitwise_and({b}, 7)", f"T.max(T.min({b}, 9), 0)", "1", "3"])
         if self.choose([False, True]):
             return f"T.shift_right({a}, {places})", m + 1
+        if not self.choose(range(4)):  # out of the type's upper end, and what is left of it
+            return f"T.shift_right(T.shift_left({a}, T.bitwise_and({b}, 31)), 8)", 2**23
         return f"T.shift_left(T.floormod({a}, 64), {places})", 64 << 9
 
     def _bits(self, depth: int) -> tuple[str, int]:
@@ -100,11 +103,15 @@ class Formulas:
 
     def _wrapped(self, depth: int) -> tuple[str, int]:
         a, m = self._varying(depth)
-        narrow = self.choose([*NARROW, "uint32", "shifted"])
+        narrow = self.choose([*NARROW, "uint32", "shifted", "summed"])
         if narrow == "uint32":
             return f'T.cast(T.cast({a}, "uint32"), "int32")', m
         if narrow == "shifted":
             return f'T.cast(T.shift_right(T.cast({a}, "uint32"), T.uint32(7)), "int32")', 2**25
+        if narrow == "summed":
+            b, operator = self._varying(depth)[0], self.choose("+-*")
+            total = f'T.cast({a}, "uint32") {operator} T.cast({b}, "uint32")'
+            return f'T.cast(T.shift_right({total}, T.uint32(7)), "int32")', 2**25
         return f'T.cast(T.cast({a}, "{narrow}"), "int32")', NARROW[narrow]
 
     def _of_truth(self, depth: int) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 """The CUDA source of tile programs, run on the host: threads of a block are coroutines, from barrier to barrier.
 
-It is for what CUDA says in C++: elements and their places, conditions, vectors, barriers, shuffles and atomic
-additions, of integers and float32. A kernel with instructions of its own (inline assembly) or other types isn't
+It is for what CUDA says in C++: elements and their places, conditions, vectors, barriers, shuffles and
+atomics, of integers and float32. A kernel with instructions of its own (inline assembly) or other types isn't
 compiled.
 """
 
@@ -38,10 +38,20 @@ _BEFORE = """
 using std::max;
 using std::min;
 struct Index { int x, y, z; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
+template <class T> struct alignas(2 * sizeof(T)) Two { T x, y; };
+template <class T> struct alignas(4 * sizeof(T)) Four { T x, y, z, w; };
+using int2 = Two<int>;
+using int4 = Four<int>;
+using uint2 = Two<uint>;
+using uint4 = Four<uint>;
+using float2 = Two<float>;
+using float4 = Four<float>;
+using uchar2 = Two<uchar>;
+using uchar4 = Four<uchar>;
+using short2 = Two<short>;
+using short4 = Four<short>;
+using ushort2 = Two<ushort>;
+using ushort4 = Four<ushort>;
 static Index threadIdx, blockIdx;
 
 struct Meeting { int count, turn; };
@@ -85,6 +95,16 @@ template <class T> static T __shfl_down_sync(unsigned, T value, int by, int) {
 template <class T> static T atomicAdd(T* place, T value) {
   T before = *place;
   *place += value;
+  return before;
+}
+template <class T> static T atomicMin(T* place, T value) {
+  T before = *place;
+  *place = min(before, value);
+  return before;
+}
+template <class T> static T atomicMax(T* place, T value) {
+  T before = *place;
+  *place = max(before, value);
   return before;
 }
 template <class T> static T atomicCAS(T* place, T compare, T value) {

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from expressions import Evaluator
 from formulas import Formulas
 from interpreter import interpret
@@ -55,7 +56,12 @@ def test_bounds_hold(seed):
 
 @pytest.mark.parametrize(
     "expr",
-    [T.shift_right(I, K - J), T.cast(T.cast(I - 5, "uint8"), "int32"), T.cast(T.cast(I * 100, "int8"), "int32")],
+    [
+        T.shift_right(I, K - J),
+        T.shift_left(1, I + 28),
+        T.cast(T.cast(I - 5, "uint8"), "int32"),
+        T.cast(T.cast(I * 100, "int8"), "int32"),
+    ],
     ids=str,
 )
 def test_upstream_is_wrong_about_the_original(expr):
@@ -124,6 +130,16 @@ def test_a_division_by_zero_ends_no_process_and_spoils_no_other_element(tmp_path
     tile.compile(func, "llvm", Cache(tmp_path))(x, np.zeros((1, 2, 4, 8), "int32"), 7)
 
 
+def test_sums_of_uint32_and_shifts_left_wrap_where_they_are_compared(tmp_path):
+    """Upstream's sums of uint32 stay in the type by promise, so that LLVM compares what was added to, and 1 << 31."""
+    a, b = 'T.cast(X[i, j], "uint32")', "T.uint32(50)"
+    texts = [f"{a} + {b} < {b}", f"{a} - {b} < {b}", f"{a} * {b} < {b}", "T.shift_left(1, X[i, j] & 31) > 0"]
+    x, out = run([f'T.cast({text}, "int32")' for text in texts], tmp_path)
+    u = x.astype("uint32")
+    for found, want in zip(out, (u + 50 < 50, u - 50 < 50, u * 50 < 50, (1 << (x & 31)).astype("int32") > 0)):
+        np.testing.assert_array_equal(found[0], want)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_formulas_on_a_cpu(tmp_path, seed):
     terms = (("i", 3), ("j", 7), ("k", 9), ("m", 1), ("X[i, j]", 100), ("X[i, 7 - j]", 100))
@@ -142,6 +158,21 @@ def test_formulas_on_a_cpu(tmp_path, seed):
 def test_refused(text, says):
     with pytest.raises(TileError, match=says):
         tile.read(program([text]))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64"])
+def test_no_divisor_is_0_or_takes_a_number_out_of_its_type(dtype):
+    """And none is a choice, of which upstream asks for the signs wherever the quotient goes."""
+    by, info = tirx.Var("by", dtype), np.iinfo(dtype)
+    values = np.unique([info.min, info.min + 1, -2, -1, 0, 1, 2, 1 << 6, info.max // 2, info.max - 1, info.max])
+    values = values[values >= info.min]
+    divisors, choices = [], []
+    expr = plain(tirx.truncmod(tirx.const(100, dtype), by))
+    tvm_ffi.structural_walk(expr, ((tirx.Mod, lambda mod: divisors.append(mod.b)), (tirx.Select, choices.append)))
+    (divisor,) = divisors
+    found = Evaluator({by: values}, lambda *_: None)(divisor)
+    np.testing.assert_array_equal(found, np.where((values == 0) | (values == -1), 1, values))
+    assert not choices
 
 
 @pytest.mark.parametrize("by", [-1, -2, -6, -7])

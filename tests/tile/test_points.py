@@ -7,6 +7,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import tile
+from tvm_axe.machines.cache import Cache
 from tvm_axe.tile.nodes import Copy, Parallel
 from tvm_axe.tile.points import accesses, evaluate, scoped
 
@@ -79,3 +80,22 @@ def test_accesses():
     assert store.known and not store.guard.exact and load.guard.mask.sum() == 28
     assert (store.where[0] == 40).all() and sorted(var.name for var in store.vars) == ["i", "j", "m"]
     assert not accesses(parallel, {})[-1].known
+
+
+def test_a_chain_of_names_that_stand_twice_in_the_next(tmp_path):
+    """What is known of a name is found once: with values in the place of names there would be 2**40 of the first."""
+
+    @T.prim_func
+    def func(X: T.Buffer((64,), "int32"), H: T.Buffer((8,), "int32")):
+        with tile.kernel(2) as b, tile.parallel(32) as i:
+            at = X[b * 32 + i]
+            for k in range(40):
+                if at > k:
+                    at = at - at // 3
+            tile.atomic_add(1, H[at % 8])
+
+    x, counts = np.random.default_rng(0).integers(0, 10**6, 64).astype("int32"), np.zeros(8, "int32")
+    tile.compile(func, "llvm", Cache(tmp_path))(x, counts)
+    for k in range(40):
+        x = np.where(x > k, x - x // 3, x)
+    np.testing.assert_array_equal(counts, np.bincount(x % 8, minlength=8))

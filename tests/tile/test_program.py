@@ -177,6 +177,11 @@ def body(case: str) -> tirx.PrimFunc:
                 with tile.parallel(32) as i:
                     for j in range(L[0]):
                         a[i, j] = T.float32(0)
+            if case == "loops":
+                with tile.parallel(32) as i:
+                    for j in range(32):
+                        for k in range(9):
+                            a[i, j] = T.float32(k)
             if case == "nested":
                 with tile.parallel(32) as i:
                     tile.fill(a, 0)
@@ -196,7 +201,11 @@ def body(case: str) -> tirx.PrimFunc:
         ("scope", "tile x: scope 'warp'; valid are shared, fragment and local tiles"),
         ("extent", "tile y: extents are positive constants"),
         ("statement", "Evaluate is no part of a tile program"),
-        ("loop", r"parallel: a loop of L.* iterations over j in its body, .*valid are up to 64, a constant number"),
+        (
+            "loop",
+            r"parallel: a loop of L.* iterations over j in its body, .*valid are up to 256 in all, a constant number",
+        ),
+        ("loops", "parallel: a loop of 9 iterations over k, and 32 of those around it, in its body, which is written"),
         ("nested", "parallel: TilePrimitiveCall in its body"),
         ("dynamic", "parallel: extents are constants"),
     ],

@@ -2,14 +2,16 @@
 
 Upstream's analyzer has bounds that are wrong, and drops the ``% 2`` of ``(i >> (k - j)) % 2``: of a shift by a number
 whose range it doesn't know, of numbers that a cast wraps, and of floats that were divided. Its code generator for CPUs
-takes truth values for floats, and a CPU traps where an integer is divided by zero. So a program is read with each of
+takes truth values for floats, and sums of uint32 for such that stay in the type; a CPU traps where an integer is
+divided by zero. So a program is read with each of
 these rewritten, for all checks and all targets:
 
 ==============================  ====================================================================
 ``a >> b``, ``a << b``          the number of places taken modulo the type's bits, on every target
 a shift left, a float's cast    ``x | 0``, of which the analyzer says nothing but the type's range
 to an integer, unsigned sums
-a cast that wraps               the bits that stay, and arithmetic that puts the sign in its place
+a cast or a sum of uint32 that  the bits that stay, and arithmetic that puts the sign in its place
+wraps
 ``a // b`` and the like, where  the same, with any value where ``b`` is 0
 ``b`` may be 0
 the same, where ``b`` is less   a division by ``-b``, and one less where something is left
@@ -89,6 +91,7 @@ class _Plain:
 
     def written(self, value: Any) -> Any:
         rules = (
+            (tirx.Bind, self._name),
             (tirx.Cast, self._cast),
             (_COMPARISONS, _comparison),
             (_SHIFTS, self._shift),
@@ -116,6 +119,21 @@ class _Plain:
 
         return safe
 
+    def _name(self, bind: tirx.Bind) -> tirx.Bind:
+        """A name, whose bounds are its value's in all that follows."""
+        if _is_integer(bind.var):
+            self.analyzer.update(bind.var, sym.ConstIntBound(*self._bounds(bind.value)))
+        return bind
+
+    def _bounds(self, value: Any) -> tuple[int, int]:
+        """The least and the largest value that an integer expression may have."""
+        low, high = _limits(str(value.ty.dtype))
+        bound = self.analyzer.const_int_bound(value)
+        least, most = max(low, int(bound.min_value)), min(high, int(bound.max_value))
+        if int(bound.max_value) == sym.ConstIntBound.POS_INF:
+            most = high
+        return (least, most) if least <= most else (low, high)
+
     def _cast(self, cast: Any) -> Any:
         if _is_bool(cast.value):
             return cast.value if _is_bool(cast) else _number(cast.value, str(cast.ty.dtype))
@@ -129,28 +147,37 @@ class _Plain:
 
     def _fits(self, value: Any, dtype: str) -> bool:
         """Whether a type has all values of an integer expression."""
-        low, high = _limits(dtype)
-        bottom, top = _limits(str(value.ty.dtype))
-        bound = self.analyzer.const_int_bound(value)
-        known = int(bound.min_value) <= int(bound.max_value)
-        return known and low <= max(bottom, int(bound.min_value)) and min(top, int(bound.max_value)) <= high
+        (low, high), (least, most) = _limits(dtype), self._bounds(value)
+        return low <= least and most <= high
 
     def _shift(self, node: Any) -> Any:
         _refuse_bool(node, "valid is a shift of integers")
-        bits = tvm_ffi.dtype(str(node.ty.dtype)).bits
-        if isinstance(node.b, tirx.IntImm):
-            if not 0 <= int(node.b) < bits:
-                raise TileError(f"{node}: a shift by {int(node.b)} places of {node.ty}; valid is 0 to {bits - 1}")
-            shifted = node
-        else:
-            shifted = type(node)(node.a, tirx.BitwiseAnd(node.b, tirx.const(bits - 1, node.b.ty.dtype)))
-        left = isinstance(node, tirx.LShift)
-        return _opaque(shifted) if left and not self._fits(shifted, str(node.ty.dtype)) else shifted
+        dtype = str(node.ty.dtype)
+        bits = tvm_ffi.dtype(dtype).bits
+        places = node.b
+        if not isinstance(places, tirx.IntImm):
+            places = tirx.BitwiseAnd(places, tirx.const(bits - 1, places.ty.dtype))
+        elif not 0 <= int(places) < bits:
+            raise TileError(f"{node}: a shift by {int(places)} places of {node.ty}; valid is 0 to {bits - 1}")
+        shifted = type(node)(node.a, places)
+        if not isinstance(node, tirx.LShift):
+            return shifted
+        (least, most), (_, longest) = self._bounds(node.a), self._bounds(places)
+        fits = _limits(dtype)[0] <= least << longest and most << longest <= _limits(dtype)[1]
+        return shifted if fits else _opaque(shifted)
 
     def _sum(self, node: Any) -> Any:
         _refuse_bool(node, "valid are `and`, `or` and `not` of truth values, and T.cast of them to a number")
-        wraps = _is_integer(node) and str(node.ty.dtype).startswith("u")
-        return _opaque(node) if wraps and not self._fits(node, str(node.ty.dtype)) else node
+        dtype = str(node.ty.dtype)
+        if not dtype.startswith("uint"):
+            return node
+        bound, (low, high) = self.analyzer.const_int_bound(node), _limits(dtype)
+        if low <= int(bound.min_value) and int(bound.max_value) <= high:
+            return node
+        if dtype != "uint32":
+            return _opaque(node)
+        wide = "uint64" if isinstance(node, tirx.Mul) else "int64"  # that has all values
+        return _wrapped(type(node)(tirx.Cast(wide, node.a), tirx.Cast(wide, node.b)), dtype)
 
     def _division(self, node: Any) -> Any:
         _refuse_bool(node, "valid is a division of numbers, to which T.cast brings truth values")
@@ -161,15 +188,29 @@ class _Plain:
                 raise TileError(f"{node}: a division by zero; valid is any other divisor")
             return _by_positive(node)
         # The least number divided by -1 traps too. Where a condition around says that it is not 0, upstream would
-        # leave a plain choice out, fail at what an unrolled loop makes of the divisor under it, and compute the
-        # quotient before the condition if it is there twice; so what is compared is hidden as well.
-        zero, one, least = (tirx.const(x, node.b.ty.dtype) for x in (0, 1, -1))
-        known = _opaque(node.b)
-        if str(node.ty.dtype).startswith("u") or self.analyzer.can_prove(node.b >= 0):
-            return type(node)(node.a, tirx.Select(_hidden(known == zero, tirx.BitwiseXor), one, node.b))
-        divisor = tirx.Select(_hidden(tirx.Or(known == zero, known == least), tirx.BitwiseXor), one, node.b)
-        done = type(node)(node.a, divisor)
-        return done if isinstance(node, (tirx.FloorMod, tirx.Mod)) else done * tirx.Select(node.b == least, least, one)
+        # leave a choice out, fail at what an unrolled loop makes of the divisor under it, and compute the quotient
+        # before the condition if it is there twice. It looks for the signs of a choice for milliseconds each time, and
+        # of bits not at all.
+        divisor = tirx.BitwiseOr(node.b, _is(0, node.b))
+        if str(node.ty.dtype).startswith("u") or self._bounds(node.b)[0] >= 0:
+            return type(node)(node.a, divisor)
+        least, zero, one = _is(-1, node.b), *(tirx.const(number, node.b.ty.dtype) for number in (0, 1))
+        done = type(node)(node.a, tirx.BitwiseXor(divisor, zero - least - least))  # -1 becomes 1
+        return done if isinstance(node, (tirx.FloorMod, tirx.Mod)) else done * (one - least - least)
+
+
+def _is(number: int, value: Any) -> Any:
+    """1 where an integer has the value, 0 elsewhere, in bits and sums that stay in the type."""
+    dtype = str(value.ty.dtype)
+    bits, one, zero = tvm_ffi.dtype(dtype).bits, tirx.const(1, dtype), tirx.const(0, dtype)
+    away = value if number == 0 else tirx.BitwiseXor(value, tirx.const(number, dtype))
+    half = tirx.BitwiseOr(
+        tirx.RShift(away, one), tirx.BitwiseAnd(away, one)
+    )  # 0 where `away` is, and far from the ends
+    last = tirx.const(bits - 1, dtype)
+    if dtype.startswith("u"):
+        return one - tirx.RShift(half + tirx.const(2 ** (bits - 1) - 1, dtype), last)
+    return one + tirx.RShift(tirx.BitwiseOr(half, zero - half), last)
 
 
 def _by_positive(node: Any) -> Any:

@@ -40,8 +40,8 @@ from tvm_axe.tile.atomics import is_swap, swapped
 from tvm_axe.tile.regions import constant
 from tvm_axe.tile.walking import substitute_in, variables_in
 
-MOST_STEPS = 64
-"""How many times the body of a loop is written out at most."""
+MOST_STEPS = 256
+"""How many times a statement is written out at most, the loops around it together."""
 
 
 def written_out(stmt: tirx.Stmt, known: Container[tirx.Buffer], words: Container[str | None]) -> tirx.Stmt:
@@ -51,9 +51,9 @@ def written_out(stmt: tirx.Stmt, known: Container[tirx.Buffer], words: Container
     ------
     TileError
         There is another statement; a name is read before it has a value; `atomic_cas` is a side of a choice; a loop's
-        number of iterations isn't known, or more than `MOST_STEPS`.
+        number of iterations isn't known, or with those of the loops around it more than `MOST_STEPS`.
     """
-    return _joined(_Body(known, words).sequence([stmt], {}, None))
+    return _joined(_Body(known, words).sequence([stmt], {}, None, 1))
 
 
 _Names = dict[tirx.Buffer, tirx.Var | None]
@@ -64,19 +64,20 @@ class _Body:
     def __init__(self, known: Container[tirx.Buffer], words: Container[str | None]) -> None:
         self.known, self.words = known, words
 
-    def sequence(self, rest: list[tirx.Stmt], names: _Names, where: tirx.Var | None) -> list[tirx.Stmt]:
-        """The statements in a body, each done where a condition holds."""
+    def sequence(self, rest: list[tirx.Stmt], names: _Names, where: tirx.Var | None, times: int) -> list[tirx.Stmt]:
+        """The statements in a body, each done where a condition holds; it is written out so many times."""
         done: list[tirx.Stmt] = []
         while rest:
             first = rest.pop(0)
             if isinstance(first, tirx.SeqStmt):
                 rest = [*first.seq, *rest]
             elif _is_loop(first):
-                rest = [*_unrolled(first), *rest]
+                steps = _unrolled(first, times)
+                done += self.sequence(list(steps), names, where, times * len(steps))
             elif isinstance(first, tirx.AllocBuffer) and [int(extent) for extent in first.buffer.shape] == [1]:
                 names[first.buffer] = None
             elif isinstance(first, tirx.IfThenElse):
-                done += self._if(first, names, where)
+                done += self._if(first, names, where, times)
             elif isinstance(first, tirx.Bind):
                 value = self._read(first.value, names, where, done)
                 done.append(tirx.Bind(first.var, _chosen(where, value)))
@@ -103,7 +104,7 @@ class _Body:
             stmt = tirx.BufferStore(stmt.buffer, value, indices)
         return [*done, _under(where, stmt)]
 
-    def _if(self, stmt: tirx.IfThenElse, names: _Names, where: tirx.Var | None) -> list[tirx.Stmt]:
+    def _if(self, stmt: tirx.IfThenElse, names: _Names, where: tirx.Var | None, times: int) -> list[tirx.Stmt]:
         done: list[tirx.Stmt] = []
         condition = self._read(stmt.condition, names, where, done)
         cases = [(stmt.then_case, True), (stmt.else_case, False)]
@@ -111,7 +112,7 @@ class _Body:
         tvm_ffi.structural_walk(stmt, (tirx.BufferStore, lambda store: given.append(store.buffer in names)))
         if not any(given):
             then, otherwise = (
-                None if case is None else _joined(self.sequence([case], dict(names), None)) for case, _ in cases
+                None if case is None else _joined(self.sequence([case], dict(names), None, times)) for case, _ in cases
             )
             return [*done, _under(where, tirx.IfThenElse(condition, then, otherwise))]
         holds = tirx.Var("holds", "bool")
@@ -123,7 +124,7 @@ class _Body:
             if not true:
                 inner = tirx.Var("fails", "bool")
                 done.append(tirx.Bind(inner, _both(where, tirx.Not(holds))))
-            done += self.sequence([case], names, inner)
+            done += self.sequence([case], names, inner, times)
         return done
 
     def _read(self, value: tirx.Expr, names: _Names, where: tirx.Var | None, done: list[tirx.Stmt]) -> tirx.Expr:
@@ -233,12 +234,13 @@ def _is_loop(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, tirx.For) and stmt.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
 
 
-def _unrolled(loop: tirx.For) -> list[tirx.Stmt]:
-    """The body of a loop for each of its iterations."""
+def _unrolled(loop: tirx.For, times: int) -> list[tirx.Stmt]:
+    """The body of a loop, which is written out so many times, for each of its iterations."""
     extent = constant(loop.extent)
-    if not isinstance(extent, int) or extent > MOST_STEPS:
+    if not isinstance(extent, int) or extent * times > MOST_STEPS:
+        around = f", and {times} of those around it," if times > 1 else ""
         raise TileError(
-            f"parallel: a loop of {extent} iterations over {loop.loop_var.name} in its body, which is written out; "
-            f"valid are up to {MOST_STEPS}, a constant number, and a loop around the `parallel`"
+            f"parallel: a loop of {extent} iterations over {loop.loop_var.name}{around} in its body, which is written "
+            f"out; valid are up to {MOST_STEPS} in all, a constant number, and a loop around the `parallel`"
         )
     return [substitute_in(loop.body, {loop.loop_var: loop.min + step}) for step in range(extent)]

@@ -20,7 +20,7 @@ from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Parallel
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.walking import substitute_in, variables_in
+from tvm_axe.tile.walking import variables_in
 
 Values = Mapping[tirx.Var, Any]
 
@@ -76,7 +76,9 @@ def evaluate(expr: Any, values: Values) -> Any:
     function = _BINARY.get(type(expr))
     if function is None or (function in (np.floor_divide, np.mod) and not np.all(operands[1])):
         return None
-    return function(*operands)
+    found = function(*operands)
+    # What is shifted out of a type is lost.
+    return found.astype(str(expr.ty)).astype("int64") if function is np.left_shift else found
 
 
 def _operands(expr: Any) -> tuple:
@@ -258,8 +260,7 @@ class _Walk:
     points: frozenset[tirx.Var]
     found: list[Access] = field(default_factory=list)
     behind: dict[tirx.Var, frozenset[tirx.Var]] = field(default_factory=dict)
-    named: dict[tirx.Var, Any] = field(default_factory=dict)
-    data: set[tirx.Var] = field(default_factory=set)  # what atomics found: any number, at every point another
+    named: dict[tirx.Var, Any] = field(default_factory=dict)  # `apart` of the body's names, None of what atomics found
 
     def statement(self, stmt: tirx.Stmt, guard: Guard) -> None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -269,7 +270,7 @@ class _Walk:
             self.loads(stmt.value, guard)
             self.values[stmt.var] = evaluate(stmt.value, self.values)
             self.behind[stmt.var] = self.vars(stmt.value)
-            self.named[stmt.var] = stmt.value
+            self.named[stmt.var] = self.apart(stmt.value)
         elif isinstance(stmt, tirx.IfThenElse):
             self.loads(stmt.condition, guard)
             for case, holds in ((stmt.then_case, True), (stmt.else_case, False)):
@@ -283,7 +284,7 @@ class _Walk:
             self.touch(stmt.buffer, stmt.indices, guard, stores=True, atomic=how is not None)
             if how is not None and how.former is not None:
                 self.behind[how.former] = self.points | self.vars(stmt.value) | {stmt.buffer}
-                self.data.add(how.former)
+                self.named[how.former] = None  # any number, at every point another
 
     def loads(self, expr: Any, guard: Guard) -> None:
         if is_choice(expr):
@@ -298,34 +299,37 @@ class _Walk:
         if isinstance(expr, ir.TensorLoad):
             self.touch(expr.source, expr.indices, guard, stores=False)
 
+    def _broadcast(self, value: Any) -> Any:
+        return None if value is None else np.broadcast_to(value, self.count)
+
     def touch(self, buffer: tirx.Buffer, indices: Any, guard: Guard, stores: bool, atomic: bool = False) -> None:
-        found = (evaluate(index, self.values) for index in indices)
-        where = tuple(None if index is None else np.broadcast_to(index, self.count) for index in found)
+        where = tuple(self._broadcast(evaluate(index, self.values)) for index in indices)
         vars = frozenset().union(*(self.vars(index) for index in indices))
-        apart = tuple(self.apart(index) for index in indices) if stores else ()
+        apart = tuple(self._broadcast(self.apart(index)) for index in indices) if stores else ()
         self.found.append(Access(buffer, tuple(indices), where, guard, vars, stores, atomic, apart))
 
-    def opened(self, expr: Any) -> Any:
-        """An expression with values in the place of names that the body gives."""
-        while not isinstance(expr, int) and variables_in(expr) & self.named.keys():
-            expr = substitute_in(expr, self.named)
-        return expr
+    def apart(self, value: Any) -> Any:
+        """A value at every point but for a number that all points have; None if it is data, or no integer.
 
-    def apart(self, index: Any) -> Any:
-        """The values of an index at every point but for a number that all points have; None if it is data."""
-        index = self.opened(index)
-        data = [not isinstance(index, int) and bool(variables_in(index) & self.data)]
+        Names that the body gives have theirs already: in a chain of them each may stand several times in the next.
+        """
+        if isinstance(value, int):
+            return evaluate(value, {})
+        if "float" in str(value.ty.dtype):
+            return None
+        data: list[bool] = []
 
         def uniform(load: ir.TensorLoad) -> Any:
-            data.append(bool(variables_in(*load.indices) & self.points))
+            data.append(any(self.vars(index) & self.points for index in load.indices))
             return _some(load.ty.dtype)
 
-        if not isinstance(index, int):
-            index = _tvm.structural_map(index, (ir.TensorLoad, uniform))
-            unknown = [var for var in variables_in(index) if self.values.get(var) is None]
-            index = substitute_in(index, {var: _some(var.ty.dtype) for var in unknown})
-        found = None if any(data) else evaluate(index, self.values)
-        return None if found is None else np.broadcast_to(found, self.count)
+        value = _tvm.structural_map(value, (ir.TensorLoad, uniform))
+        if any(data):
+            return None
+        known = {var: self.named[var] if var in self.named else self.values.get(var) for var in variables_in(value)}
+        for var in known.keys() - self.named.keys():
+            known[var] = evaluate(_some(var.ty.dtype), {}) if known[var] is None else known[var]
+        return evaluate(value, known)
 
     def vars(self, expr: Any) -> frozenset[tirx.Var]:
         return frozenset().union(*(self.behind.get(var, frozenset([var])) for var in variables_in(expr)))
