@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.relax.chosen import Choice, Chosen, Moved, moves_of, seconds_of
-from tvm_axe.relax.collecting import Step, collected, joined
+from tvm_axe.relax.collecting import SearchStep, collected, joined
 from tvm_axe.relax.forms import WHOLE, Form, Move, move
 from tvm_axe.relax.graph import Graph, Node, Value
 from tvm_axe.relax.operators import Operators
@@ -98,10 +98,10 @@ class _Search:
 
     # ---- Strategies
 
-    def _step(self, node: Node) -> Step:
+    def _step(self, node: Node) -> SearchStep:
         operator = self.operators.of_node(self.graph, node)
         whole = Strategy((WHOLE,) * len(node.ins), (WHOLE,) * len(node.outs))
-        return Step(node, operator, node.ins, node.outs, [whole])
+        return SearchStep(node, operator, node.ins, node.outs, [whole])
 
     def _spread_forms(self) -> None:
         """Have forms spread from call to call until there is nothing new."""
@@ -145,7 +145,7 @@ class _Search:
             )
             step.group = groups.setdefault(group, len(groups))
 
-    def _leaves_terms(self, step: Step, strategy: Strategy, results: set[int]) -> bool:
+    def _leaves_terms(self, step: SearchStep, strategy: Strategy, results: set[int]) -> bool:
         return any(form.partial and value in results for form, value in zip(strategy.outs, step.outs))
 
     # ---- Costs
@@ -154,7 +154,7 @@ class _Search:
         of = self.values[value]
         return move(source, target, of.typical, self.itemsizes[value], self.devices, self.link)
 
-    def _met_by(self, step: Step, held: State, needed: Sequence[int]) -> list[tuple[float, Strategy, State, Any]]:
+    def _met_by(self, step: SearchStep, held: State, needed: Sequence[int]) -> list[tuple[float, Strategy, State, Any]]:
         """The ways to make a call: the time, the strategy, what is held after of what it takes and makes, and moves.
 
         Of ways that differ in nothing that is needed later, by its place in what a call takes and makes, the cheapest.
@@ -178,7 +178,7 @@ class _Search:
         return self._met[key]
 
     def _ways(
-        self, step: Step, strategy: Strategy, held: State, needed: Sequence[int]
+        self, step: SearchStep, strategy: Strategy, held: State, needed: Sequence[int]
     ) -> list[tuple[float, State, tuple[Any, ...]]]:
         inside = self.toll * sum(stage.how.bytes for stage in strategy.stages)
         ways: list[tuple[float, State, tuple[Any, ...]]] = [(strategy.seconds + inside, held, ())]
@@ -212,7 +212,7 @@ class _Search:
             ways = more
         return ways
 
-    def _held_after(self, step: Step, forms: State, first: int, target: Form) -> State:
+    def _held_after(self, step: SearchStep, forms: State, first: int, target: Form) -> State:
         now = forms[first] if WHOLE in forms[first] else frozenset({WHOLE}) if target == WHOLE else (
             frozenset(f for f in forms[first] if not f.partial) | {target}
         )  # fmt: skip
@@ -220,7 +220,7 @@ class _Search:
 
     # ---- Dynamic programming
 
-    def _segments(self) -> list[tuple[list[Step], list[list[int]]]]:
+    def _segments(self) -> list[tuple[list[SearchStep], list[list[int]]]]:
         """The function, cut where the fewest values are needed: calls, and the values needed before the first and after
         each.
 
@@ -296,7 +296,7 @@ class _Search:
             state = before
         return self.found(made[::-1])
 
-    def _call(self, step: Step, way: tuple[Strategy, tuple[Any, ...], State]) -> Call:
+    def _call(self, step: SearchStep, way: tuple[Strategy, tuple[Any, ...], State]) -> Call:
         strategy, moves, after = way
         assert step.node is not None
         choice = Choice(step.node, strategy, tuple(Moved(step.ins[first], *rest) for first, *rest in moves))
@@ -309,7 +309,7 @@ class _Search:
         return Call(choice, after, Point(seconds, moved, sum(self.sizes[v] * form.fraction() for v, form in held)))
 
     def _segment(
-        self, steps: Sequence[Step], live: Sequence[Sequence[int]], entry: State
+        self, steps: Sequence[SearchStep], live: Sequence[Sequence[int]], entry: State
     ) -> dict[State, tuple[float, list[Any]]]:
         table: dict[State, tuple[float, State | None, Any, Any]] = {entry: (0.0, None, None, ())}
         history = []

@@ -10,8 +10,8 @@ the call nobody makes another form of the value.
 >>> from tvm_axe.layout.shares import Share
 >>> from tvm_axe.relax.forms import WHOLE
 >>> rows, value = Form(0, Share.blocks(4, 2)), Value("x", (4,), "float32", "value", (4,))
->>> make = [Step(None, None, (), (at,), [Strategy((), (rows,)), Strategy((), (WHOLE,))]) for at in range(9)]
->>> stack = Step(None, None, tuple(range(9)), (9,), [Strategy((form,) * 9, (form,)) for form in (rows, WHOLE)])
+>>> make = [SearchStep(None, None, (), (at,), [Strategy((), (rows,)), Strategy((), (WHOLE,))]) for at in range(9)]
+>>> stack = SearchStep(None, None, tuple(range(9)), (9,), [Strategy((form,) * 9, (form,)) for form in (rows, WHOLE)])
 >>> steps, values = collected([*make, stack], [value] * 10)
 >>> for step in steps[:4] + steps[-1:]:
 ...     print("hands over" if step.hands_over else "makes", step.ins, "->", step.outs)
@@ -37,14 +37,14 @@ from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.transfers import Carrying
 from tvm_axe.relax.ways import Strategy
 
-__all__ = ["Step", "collected", "joined"]
+__all__ = ["SearchStep", "collected", "joined"]
 
 MANY = 8
 """Values that a call takes at most to be made at once."""
 
 
 @dataclass
-class Step:
+class SearchStep:
     """A call with the strategies that there are of it; calls of a group have the same ways and costs."""
 
     node: Node | None
@@ -53,17 +53,17 @@ class Step:
     outs: tuple[int, ...]
     strategies: list[Strategy]
     group: int = -1
-    of: Step | None = None
+    of: SearchStep | None = None
     """The call that this is a part of, if it is one: the last, or one that hands over a value."""
     hands_over: bool = False
 
 
-def collected(steps: Sequence[Step], values: Sequence[Value]) -> tuple[list[Step], list[Value]]:
+def collected(steps: Sequence[SearchStep], values: Sequence[Value]) -> tuple[list[SearchStep], list[Value]]:
     """Calls of which those that take many values are made one value at a time; all values, and those that are marks.
 
     Parameters
     ----------
-    steps : Sequence[Step]
+    steps : Sequence[SearchStep]
         In the order of the calls.
     values : Sequence[Value]
         By number.
@@ -79,7 +79,7 @@ def collected(steps: Sequence[Step], values: Sequence[Value]) -> tuple[list[Step
             places[known[value]][at].append(value)
         if at not in takes:
             known.update((v, at) for v in step.ins if v in made)
-    everything, found = list(values), list[Step]()
+    everything, found = list(values), list[SearchStep]()
     marks: dict[int, int] = {}
     for at, step in enumerate(steps):
         found.append(_last(step, takes[at], marks[at]) if at in takes else step)
@@ -97,7 +97,7 @@ def _mark(at: int) -> Form:
     return Form(partial=f"way {at}")
 
 
-def _handing(step: Step, value: int, before: int | None, mark: int) -> Step:
+def _handing(step: SearchStep, value: int, before: int | None, mark: int) -> SearchStep:
     """The part of a call that takes a value, at all the places where it does, beside the mark of those before it."""
     first = () if before is None else (before,)
     places = [at for at, each in enumerate(step.ins) if each == value]
@@ -107,17 +107,19 @@ def _handing(step: Step, value: int, before: int | None, mark: int) -> Step:
         )
         for at, way in enumerate(step.strategies)
     ]
-    return Step(step.node, step.operator, (*first, *(value for _ in places)), (mark,), ways, of=step, hands_over=True)
+    return SearchStep(
+        step.node, step.operator, (*first, *(value for _ in places)), (mark,), ways, of=step, hands_over=True
+    )
 
 
-def _last(step: Step, taken: Sequence[int], mark: int) -> Step:
+def _last(step: SearchStep, taken: Sequence[int], mark: int) -> SearchStep:
     """The part of a call that is left where these values are handed over."""
     left = [at for at, value in enumerate(step.ins) if value not in taken]
     ways = [way._replace(ins=(*(way.ins[each] for each in left), _mark(at))) for at, way in enumerate(step.strategies)]
     return replace(step, ins=(*(step.ins[each] for each in left), mark), strategies=ways, of=step)
 
 
-def joined(steps: Sequence[Step], choices: Sequence[Choice]) -> Iterator[Choice]:
+def joined(steps: Sequence[SearchStep], choices: Sequence[Choice]) -> Iterator[Choice]:
     """Yield the choices for the calls that parts were made of, moves of what is handed over included."""
     moves: dict[int, list[Moved]] = defaultdict(list)
     for step, choice in zip(steps, choices, strict=True):
