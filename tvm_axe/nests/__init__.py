@@ -7,9 +7,11 @@ Functions that are the same for any leading extents are compiled once (`with_equ
 
 from tvm_axe.nests.any_rows import with_equal_ones_once
 from tvm_axe.nests.default import with_default_schedules
-from tvm_axe.nests.ranges import Values, check_values, names_of, ranges_of, with_ranges
+from tvm_axe.nests.ranges import ranges_of, with_ranges
+from tvm_axe.nests.representatives import MADE_OF, Values, check_values, names_of
 
 __all__ = [
+    "MADE_OF",
     "Values",
     "check_values",
     "names_of",

@@ -18,6 +18,7 @@ from tvm_axe.analysis.tree import with_functions
 from tvm_axe.lower.defaults import takes_kernels, with_kernels
 from tvm_axe.nests.default import RANGES, is_unscheduled
 from tvm_axe.nests.merging import merged, told
+from tvm_axe.nests.representatives import representatives
 from tvm_axe.schedule.tiles import choices_in, heights_in
 
 _ROWS = (16, 64, 128, 512, 2048)
@@ -39,7 +40,7 @@ def with_kernels_by_rows(
     found: dict[ir.GlobalVar, tirx.PrimFunc] = {}
     for variable, func in mod.functions_items():
         if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned and unknown_extents(func):
-            own = {rows for var in unknown_extents(func) for rows in values.get(str(var.name), _ROWS)}
+            own = {rows for each in representatives(func, values, _ROWS).values() for rows in each}
             made = kernels_by_rows(func, target, sorted(own))
             if made is not None:
                 found[variable] = made

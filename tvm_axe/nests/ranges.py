@@ -16,7 +16,7 @@ Weights that are packed ahead are packed once for all variants, in the panels of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,6 @@ from tvm_axe.analysis.blocks import unused_name
 from tvm_axe.analysis.expressions import substitute
 from tvm_axe.analysis.sizes import Sizes, at_sizes, number, unknown_extents
 from tvm_axe.defaults import VALUES
-from tvm_axe.errors import InputError
 from tvm_axe.machines import backend_of
 from tvm_axe.nests.contraction import find_contractions
 from tvm_axe.nests.default import RANGES, by_blocks, in_order, is_unscheduled, with_cores_for
@@ -38,19 +37,17 @@ from tvm_axe.nests.forms import Change, forms_of, possible
 from tvm_axe.nests.kernel_ranges import with_kernels_by_rows
 from tvm_axe.nests.merging import merged, parts, told
 from tvm_axe.nests.recorded import as_recorded, tiles_of
+from tvm_axe.nests.representatives import MADE_OF, Values, check_values, names_of, representatives
 from tvm_axe.nests.tiles import Tile
 from tvm_axe.records.apply import records_of
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.records.record import Record
 
-__all__ = ["Values", "check_values", "names_of", "ranges_of", "specialized", "values_of", "with_ranges"]
+__all__ = ["ranges_of", "specialized", "values_of", "with_ranges"]
 
 _TRIED = 32  # records of a function, the fastest first, of which one has to be of a form that it can take
 _FEW = 16  # values up to which tiles of contractions beside other blocks would mostly be empty
 _BY_BLOCKS = "block by block"
-
-Values = Mapping[str, Sequence[int]]
-"""The representatives of a model's unknown extents, by the names of their variables."""
 
 
 def with_ranges(
@@ -109,29 +106,6 @@ def with_ranges(
     ), seconds
 
 
-def check_values(values: Values, names: Collection[str]) -> None:
-    """Check representatives against the variables that shapes have.
-
-    Raises
-    ------
-    InputError
-        If one is of a variable that no shape has, or none is given, or one isn't a whole number from 1 on.
-    """
-    for name, own in values.items():
-        if name not in names:
-            known = f"those that there are: {', '.join(sorted(names))}" if names else "all extents are known"
-            raise InputError(f"values: no shape has the variable {name!r}; {known}")
-        if not own or not all(isinstance(value, int) and value > 0 for value in own):
-            raise InputError(
-                f"values: {name} has {own!r}; some whole numbers from 1 on are needed, such as (1, 16, 128)"
-            )
-
-
-def names_of(functions: Iterable[object]) -> set[str]:
-    """The names of the variables that functions' shapes have."""
-    return {str(v.name) for func in functions if isinstance(func, tirx.PrimFunc) for v in unknown_extents(func)}
-
-
 def ranges_of(func: tirx.PrimFunc) -> list[str]:
     """What a function that `with_ranges` made runs for which values, a line for each variant."""
     return [str(line) for line in (func.attrs or {}).get(RANGES, ())]
@@ -142,7 +116,7 @@ def specialized(func: tirx.PrimFunc, values: Mapping[tirx.Var, int]) -> tirx.Pri
 
     One that is a parameter by itself is no parameter of what is returned, whose weights aren't packed ahead then.
     """
-    known = at_sizes(func, values)
+    known = at_sizes(func, values).without_attr(MADE_OF)
     return known if len(known.params) == len(func.params) else known.without_attr(LAYOUT_FREE)
 
 
@@ -155,7 +129,7 @@ def values_of(
     is none, the first.
     """
     unknown = unknown_extents(func)
-    own = {var: tuple(sorted({*(values or {}).get(str(var.name), VALUES)})) for var in unknown}
+    own = representatives(func, values or {}, VALUES)
     typical = {var: each[len(each) // 2] for var, each in own.items()}
     driving = unknown[0]
     if len(unknown) > 1:

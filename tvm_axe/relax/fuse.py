@@ -13,6 +13,7 @@ from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.attended import with_attention
 from tvm_axe.relax.convolutions import with_convolutions
+from tvm_axe.relax.flattened import with_rows_as_one_number
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.operators_of_attention import saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.quantized import with_decoding_products
@@ -71,8 +72,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
         model = with_convolutions(model)
     first = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
     model = tvm.transform.Sequential(first)(model)
-    if backend.on_host:
-        model = simplified(with_attention(model, target))
+    model = simplified(with_attention(model, target) if backend.on_host else model)
     model = saying_what_is_left(with_wide_attention(model))
     passes = [
         *_tvm.relax_dispatching(target, backend.device),
@@ -85,7 +85,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
         relax.transform.DeadCodeElimination(),
     ]
     with target:
-        fused = tvm.transform.Sequential(passes)(model)
+        fused = with_rows_as_one_number(tvm.transform.Sequential(passes)(model))
     return _with_free_weights(fused, pack_weights) if backend.on_host else fused
 
 

@@ -19,6 +19,7 @@ from tvm_axe.relax.objects import TAKERS, cache_of, called
 from tvm_axe.relax.operators_of_attention import APART, saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
+from tvm_axe.relax.simplify import simplified
 from tvm_axe.relax.sizes import Extent, exprs, typical_of
 from tvm_axe.relax.statistics import with_batch_statistics
 from tvm_axe.relax.values import is_call
@@ -62,7 +63,8 @@ def legalized(
         relax.transform.DeadCodeElimination(),
         relax.transform.AnnotateTIROpPattern(),
     ]
-    model = with_wide_attention(model if whole is None else whole(model))
+    # What is shared is followed through reshapes of known extents, not of flattened ones that aren't known.
+    model = with_wide_attention(simplified(model if whole is None else whole(model), known=False))
     module = tvm.transform.Sequential(passes)(saying_what_is_left(model))
     in_place = _called_in_place(module)
     for variable, func in module.functions_items():
