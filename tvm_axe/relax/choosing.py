@@ -3,7 +3,8 @@
 The search goes along the calls. A state says in which forms each value that is still needed is held; a call takes one
 of its strategies, and what it needs in another form is moved to it (`tvm_axe.relax.forms.move`). States that a cheaper
 one reaches by moves are dropped, so that the result is exact but for a bound on the number of states. Where one value
-alone is needed, or no fewer are for a while, the function is cut; equal segments, as layers are, are solved once.
+alone is needed, or no fewer are for a while, the function is cut; equal segments, as layers are, are solved once. So
+are the steps of a recurrence, each of which hands over what it leaves (`tvm_axe.relax.collecting`).
 
 Weights cost nothing to hold, and with free weights every device would have them all, so that there is a limit on their
 bytes. What they and bytes that are moved cost in the search is `tvm_axe.relax.tradeoffs`' to say.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -23,22 +23,21 @@ from numpy.typing import NDArray
 
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.relax.chosen import Choice, Chosen, Moved, moves_of, seconds_of
+from tvm_axe.relax.collecting import SearchStep, collected, joined
 from tvm_axe.relax.forms import WHOLE, Form, Move, move
-from tvm_axe.relax.graph import Graph, Node
-from tvm_axe.relax.holding import Holding
-from tvm_axe.relax.objects import Attending
+from tvm_axe.relax.graph import Graph, Node, Value
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.tradeoffs import Call, Found, Point, fewest_bytes
-from tvm_axe.relax.transfers import Carrying
 from tvm_axe.relax.ways import Strategy
 
 __all__ = ["choose"]
 
 BEAM = 128
 """States that are kept at most."""
-FEWER = 16
-"""States that are kept where a function is cut."""
+FEWER, MORE = 16, 32
+"""States that are kept where a function is cut; and where that is behind what hands over a value, beside which others
+are needed."""
 AHEAD, FEW = 48, 4
 """Calls that are looked at behind a place for one where fewer values are needed, and how many these may be."""
 LONG = 0.4
@@ -49,18 +48,6 @@ MOST_FORMS = 24
 """Forms of a value that are tried at most."""
 
 State = tuple[frozenset[Form], ...]
-
-
-@dataclass
-class _Step:
-    """A call with the strategies that there are of it; calls of a group have the same ways and costs."""
-
-    node: Node | None
-    operator: Operator | Carrying | Holding | Attending | None
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
-    strategies: list[Strategy]
-    group: int = -1
 
 
 def choose(
@@ -90,28 +77,31 @@ class _Search:
     def __init__(self, graph: Graph, operators: Operators, pinned: Mapping[int, Form]) -> None:
         self.graph, self.operators, self.pinned = graph, operators, pinned
         self.link, self.devices = operators.rates.link, operators.devices
-        self.sizes = [dtype_bytes(value.dtype, value.size) for value in graph.values]
-        self.itemsizes = [max(1, dtype_bytes(value.dtype, 1)) for value in graph.values]
-        self.weights = sum(size for size, value in zip(self.sizes, graph.values) if value.kind == "weight")
         # Seconds a byte of weights, and of what is moved beyond the time that it takes.
         self.price, self.toll = 0.0, 0.0
         self._solutions: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
-        self.steps = [self._step(node) for node in graph.nodes]
+        self.values: Sequence[Value] = graph.values
+        self.calls = [self._step(node) for node in graph.nodes]
         self._spread_forms()
+        self.steps, self.values = collected(self.calls, graph.values)
+        self.sizes = [dtype_bytes(value.dtype, value.size) for value in self.values]
+        self.itemsizes = [max(1, dtype_bytes(value.dtype, 1)) for value in self.values]
+        self.weights = sum(size for size, value in zip(self.sizes, self.values) if value.kind == "weight")
+        self._group()
         self.segments = self._segments()
         self._met: dict[Any, list[tuple[float, Strategy, State, Any]]] = {}
         self._reached: dict[Any, NDArray[np.float64]] = {}
 
     def _moves(self, value: int) -> bool:
         """Whether a value is moved to the form that is wanted; another is placed in it from the start."""
-        return self.graph.values[value].kind == "value" or value in self.pinned
+        return self.values[value].kind == "value" or value in self.pinned
 
     # ---- Strategies
 
-    def _step(self, node: Node) -> _Step:
+    def _step(self, node: Node) -> SearchStep:
         operator = self.operators.of_node(self.graph, node)
         whole = Strategy((WHOLE,) * len(node.ins), (WHOLE,) * len(node.outs))
-        return _Step(node, operator, node.ins, node.outs, [whole])
+        return SearchStep(node, operator, node.ins, node.outs, [whole])
 
     def _spread_forms(self) -> None:
         """Have forms spread from call to call until there is nothing new."""
@@ -119,14 +109,14 @@ class _Search:
         users: dict[int, set[int]] = defaultdict(set)
         for value, form in self.pinned.items():
             offered[value][form] = None
-        for at, step in enumerate(self.steps):
+        for at, step in enumerate(self.calls):
             for value in (*step.ins, *step.outs):
                 users[value].add(at)
-        waiting = dict.fromkeys(range(len(self.steps)))
+        waiting = dict.fromkeys(range(len(self.calls)))
         while waiting:
             at = next(iter(waiting))
             del waiting[at]
-            step = self.steps[at]
+            step = self.calls[at]
             if step.operator is None:
                 continue
             values = [*step.ins, *step.outs]
@@ -139,9 +129,13 @@ class _Search:
                         known[form] = None
                         waiting.update(dict.fromkeys(users[value] - {at}))
         results = set(self.graph.results)
+        for step in self.calls:
+            step.strategies = [s for s in step.strategies if not self._leaves_terms(step, s, results)]
+
+    def _group(self) -> None:
+        """Number the groups of calls that have the same ways and costs."""
         groups: dict[tuple[object, ...], int] = {}
         for step in self.steps:
-            step.strategies = [s for s in step.strategies if not self._leaves_terms(step, s, results)]
             group = (
                 id(step.operator) if step.operator else step.node and step.node.name,
                 tuple(s.ins + s.outs for s in step.strategies),
@@ -151,16 +145,16 @@ class _Search:
             )
             step.group = groups.setdefault(group, len(groups))
 
-    def _leaves_terms(self, step: _Step, strategy: Strategy, results: set[int]) -> bool:
+    def _leaves_terms(self, step: SearchStep, strategy: Strategy, results: set[int]) -> bool:
         return any(form.partial and value in results for form, value in zip(strategy.outs, step.outs))
 
     # ---- Costs
 
     def _move(self, source: Form, target: Form, value: int) -> Move | None:
-        of = self.graph.values[value]
+        of = self.values[value]
         return move(source, target, of.typical, self.itemsizes[value], self.devices, self.link)
 
-    def _met_by(self, step: _Step, held: State, needed: Sequence[int]) -> list[tuple[float, Strategy, State, Any]]:
+    def _met_by(self, step: SearchStep, held: State, needed: Sequence[int]) -> list[tuple[float, Strategy, State, Any]]:
         """The ways to make a call: the time, the strategy, what is held after of what it takes and makes, and moves.
 
         Of ways that differ in nothing that is needed later, by its place in what a call takes and makes, the cheapest.
@@ -172,10 +166,10 @@ class _Search:
                 weights = self.price * sum(
                     self.sizes[v] * form.fraction()
                     for v, form in zip(step.ins, strategy.ins)
-                    if self.graph.values[v].kind == "weight" and not self._moves(v)
+                    if self.values[v].kind == "weight" and not self._moves(v)
                 )
                 made = tuple(frozenset({form}) for form in strategy.outs)
-                for seconds, taken, moves in self._ways(step, strategy, held):
+                for seconds, taken, moves in self._ways(step, strategy, held, needed):
                     after = taken + made
                     kept = tuple([after[at] for at in needed])
                     if kept not in best or seconds + weights < best[kept][0]:
@@ -183,7 +177,9 @@ class _Search:
             self._met[key] = list(best.values())
         return self._met[key]
 
-    def _ways(self, step: _Step, strategy: Strategy, held: State) -> list[tuple[float, State, tuple[Any, ...]]]:
+    def _ways(
+        self, step: SearchStep, strategy: Strategy, held: State, needed: Sequence[int]
+    ) -> list[tuple[float, State, tuple[Any, ...]]]:
         inside = self.toll * sum(stage.how.bytes for stage in strategy.stages)
         ways: list[tuple[float, State, tuple[Any, ...]]] = [(strategy.seconds + inside, held, ())]
         for position, need in enumerate(strategy.ins):
@@ -191,19 +187,15 @@ class _Search:
             if not self._moves(value):
                 continue
             first, more = step.ins.index(value), []
+            # How a value is held that isn't needed later doesn't matter: the cheapest way to have it is enough.
+            later = {step.ins[at] for at in needed if at < len(step.ins)}.union(step.ins[position + 1 :])
             for seconds, forms, moves in ways:
-                options = []
+                options = list[tuple[float, State, tuple[Any, ...]]]()
                 for target in dict.fromkeys([need, WHOLE] if need.share else [need]):
                     made = [(found, f) for f in forms[first] if (found := self._move(f, target, value)) is not None]
                     if not made:
                         continue
                     how, source = min(made, key=lambda each: each[0].seconds + self.toll * each[0].bytes)
-                    options.append((how, source, target))
-                    if not how.kind and target == need:
-                        options = options[-1:]
-                        break
-                for how, source, target in options:
-                    after = self._held_after(step, forms, first, target)
                     # What is held whole is as good as any share: it's sliced where it is needed.
                     then = moves + (((first, source, target, how),) if how.kind else ())
                     extra = how.seconds
@@ -212,11 +204,15 @@ class _Search:
                         assert cut is not None  # a slice
                         then += ((first, target, need, cut),)
                         extra += cut.seconds
-                    more.append((seconds + extra + self.toll * how.bytes, after, then))
+                    after = self._held_after(step, forms, first, target)
+                    options.append((seconds + extra + self.toll * how.bytes, after, then))
+                    if not how.kind and target == need:
+                        break
+                more += options if value in later else sorted(options, key=itemgetter(0))[:1]
             ways = more
         return ways
 
-    def _held_after(self, step: _Step, forms: State, first: int, target: Form) -> State:
+    def _held_after(self, step: SearchStep, forms: State, first: int, target: Form) -> State:
         now = forms[first] if WHOLE in forms[first] else frozenset({WHOLE}) if target == WHOLE else (
             frozenset(f for f in forms[first] if not f.partial) | {target}
         )  # fmt: skip
@@ -224,12 +220,13 @@ class _Search:
 
     # ---- Dynamic programming
 
-    def _segments(self) -> list[tuple[list[_Step], list[list[int]]]]:
+    def _segments(self) -> list[tuple[list[SearchStep], list[list[int]]]]:
         """The function, cut where the fewest values are needed: calls, and the values needed before the first and after
         each.
 
         Where one alone is, or no more than anywhere in the calls that follow: what all layers read, as a mask or the
-        angles of positions, is needed beside what goes from one to the next. A result is what a call leaves, so that
+        angles of positions, is needed beside what goes from one to the next. And behind what hands over a value, where
+        a step of a recurrence ends. A result is what a call leaves, so that
         behind those who read it nothing has to be known of it; what is pinned is as it is until it is moved.
         """
         last = {v: at for at, step in enumerate(self.steps) for v in step.ins}
@@ -241,7 +238,8 @@ class _Search:
         found, begin = [], 0
         for end in range(1, len(live)):
             least = min(counts[end : end + AHEAD])
-            if counts[end] < 2 or counts[end] == least <= FEW or end == len(self.steps):
+            fewest = counts[end] < 2 or counts[end] == least <= FEW or self.steps[end - 1].hands_over
+            if fewest or end == len(self.steps):
                 found.append((self.steps[begin:end], live[begin : end + 1]))
                 begin = end
         return found
@@ -254,13 +252,13 @@ class _Search:
         places divides, nothing there need be moved. What the first product takes is gathered.
         """
         weights = {v for v, value in enumerate(self.graph.values) if value.kind == "weight"}
-        last = {v: at for at, step in enumerate(self.steps) for v in step.ins if v not in weights}
-        first = {v: at for at, step in reversed([*enumerate(self.steps)]) for v in (*step.ins, *step.outs)}
+        last = {v: at for at, step in enumerate(self.calls) for v in step.ins if v not in weights}
+        first = {v: at for at, step in reversed([*enumerate(self.calls)]) for v in (*step.ins, *step.outs)}
         going, start, behind, fresh = set[int](), 0, list[int](), False
-        for at, step in enumerate(self.steps):
+        for at, step in enumerate(self.calls):
             fresh |= not weights.isdisjoint(step.ins) and step.operator is not None and any(step.operator.operations)
             going = {v for v in (*going, *step.ins, *step.outs) if last.get(v, -1) > at}
-            alone = [self.sizes[v] for v in going if last[v] - first[v] < LONG * len(self.steps)]
+            alone = [self.sizes[v] for v in going if last[v] - first[v] < LONG * len(self.calls)]
             if len(alone) == 1 and fresh:
                 behind, fresh = [*behind, *alone], False
             elif len(alone) == 1 and not behind:
@@ -287,7 +285,7 @@ class _Search:
                 for state, (seconds, ways) in self._solutions[key, entry].items():
                     if state not in new or cost + seconds < new[state][0]:
                         new[state] = cost + seconds, entry, ways
-            table = self._pruned(new, live[-1], FEWER)
+            table = self._pruned(new, live[-1], MORE if steps[-1].hands_over else FEWER)
             history.append(table)
         state = min(table, key=lambda each: table[each][0])
         made: list[Call] = []
@@ -298,20 +296,20 @@ class _Search:
             state = before
         return self.found(made[::-1])
 
-    def _call(self, step: _Step, way: tuple[Strategy, tuple[Any, ...], State]) -> Call:
+    def _call(self, step: SearchStep, way: tuple[Strategy, tuple[Any, ...], State]) -> Call:
         strategy, moves, after = way
         assert step.node is not None
         choice = Choice(step.node, strategy, tuple(Moved(step.ins[first], *rest) for first, *rest in moves))
         held = {
             (v, form)
             for v, form in zip(step.ins, strategy.ins)
-            if self.graph.values[v].kind == "weight" and not self._moves(v)
+            if self.values[v].kind == "weight" and not self._moves(v)
         }
         seconds, moved = seconds_of([choice]), sum(how.bytes for how in moves_of([choice], self.link))
         return Call(choice, after, Point(seconds, moved, sum(self.sizes[v] * form.fraction() for v, form in held)))
 
     def _segment(
-        self, steps: Sequence[_Step], live: Sequence[Sequence[int]], entry: State
+        self, steps: Sequence[SearchStep], live: Sequence[Sequence[int]], entry: State
     ) -> dict[State, tuple[float, list[Any]]]:
         table: dict[State, tuple[float, State | None, Any, Any]] = {entry: (0.0, None, None, ())}
         history = []
@@ -375,7 +373,7 @@ class _Search:
 
     def _reaches(self, value: int, held: tuple[frozenset[Form], ...]) -> NDArray[np.float64]:
         """The time from each way to hold a value to each other."""
-        of = self.graph.values[value]
+        of = self.values[value]
         key = held, of.typical, of.dtype, self.toll
         if key not in self._reached:
             found = np.zeros((len(held), len(held)))
@@ -401,7 +399,7 @@ class _Search:
 
     def found(self, calls: Sequence[Call]) -> Found:
         """These calls as a choice for the function."""
-        chosen = self._chosen([call.choice for call in calls])
+        chosen = self._chosen([*joined(self.steps, [call.choice for call in calls])])
         return Found(chosen, calls, Point(chosen.seconds, chosen.bytes, chosen.weights[0]))
 
     def _chosen(self, choices: Sequence[Choice]) -> Chosen:
@@ -411,7 +409,7 @@ class _Search:
         forms: dict[int, Form] = {}
         for value, form in self.pinned.items():
             held.setdefault(value, {})[form] = None
-        for step, choice in zip(self.steps, choices):
+        for step, choice in zip(self.calls, choices):
             forms.update(zip(choice.node.outs, choice.strategy.outs))
             for value, form in zip(choice.node.ins, choice.strategy.ins):
                 if not self._moves(value):

@@ -64,6 +64,7 @@ class Operator:
         self.sizes, self.deals_symbolic = dict(sizes), deals_symbolic
         self.outputs = len(func.params) - inputs + overwrites
         self._found: dict[frozenset[tuple[int, Form]], list[Strategy]] = {}
+        self._tried: dict[tuple[tuple[tuple[str, ...], Share], ...], Strategy | None] = {}
 
     @cached_property
     def rule(self) -> ShardingRule:
@@ -122,7 +123,9 @@ class Operator:
             if self.is_sharable and self.devices > 1:
                 ways += [*self._own, *(way for at, form in sorted(seeds, key=str) for way in self._fitting(at, form))]
             for way in ways:
-                found = self._evaluated(way)
+                if (tried := tuple(way.items())) not in self._tried:  # neighbours offer the same ways again and again
+                    self._tried[tried] = self._evaluated(way)
+                found = self._tried[tried]
                 if found is None:
                     continue
                 key = found.ins, found.outs

@@ -1,0 +1,96 @@
+"""Recurrences that are unrolled: what each step leaves is handed over to the one call that takes them all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.relax.frontend import nn
+
+import tvm_axe as axe
+from tvm_axe.collective.engine import HOST
+from tvm_axe.relax import choosing, collecting
+from tvm_axe.relax.operators import Operators
+from tvm_axe.relax.reading import graph_of, legalized
+
+WIDTH, BATCH = 12, 4
+
+
+class Recurrent(nn.Module):
+    """Layers of h = tanh(h W + x) + x, of which the largest of all h goes on."""
+
+    def __init__(self, steps: int, layers: int) -> None:
+        self.steps = steps
+        self.inner = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)])
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        for inner in self.inner:
+            left, h = [], x
+            for _ in range(self.steps):
+                h = nn.op.tanh(inner(h) + x) + x
+                left.append(h)
+            x = nn.op.max(nn.op.reshape(nn.op.concat(left, dim=0), [self.steps, BATCH, WIDTH]), axis=0)
+        return x
+
+
+def exported(steps: int, layers: int = 1) -> Any:
+    spec = {"x": nn.spec.Tensor([BATCH, WIDTH], "float32")}
+    return Recurrent(steps, layers).export_tvm({"forward": spec})[0]
+
+
+def search_of(steps: int, devices: int) -> choosing._Search:
+    return choosing._Search(graph_of(legalized(exported(steps)), "forward"), Operators(devices, HOST), {})
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_choice_costs_what_it_does_where_all_values_are_handed_over_at_once(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = collecting.MANY + 1
+    found = [search_of(steps, devices)]
+    assert any(step.hands_over for step in found[0].steps)
+    monkeypatch.setattr(collecting, "MANY", steps)
+    monkeypatch.setattr(choosing, "BEAM", 4096)
+    found.append(search_of(steps, devices))
+    assert not any(step.hands_over for step in found[1].steps)
+    for price, toll in ((0.0, 0.0), (1e-8, 1e-9)):
+        one, other = (
+            each.point.seconds + price * each.point.weights + toll * each.point.bytes
+            for each in (search.solved(price, toll) for search in found)
+        )
+        assert one == pytest.approx(other)
+
+
+def test_equal_steps_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    segment = choosing._Search._segment
+
+    def count(self: Any, *args: Any) -> Any:
+        counted.append(len(args[0]))
+        return segment(self, *args)
+
+    monkeypatch.setattr(choosing._Search, "_segment", count)
+    solved = []
+    for steps in (32, 64):
+        counted.clear()
+        search_of(steps, 2).solved(0.0, 0.0)
+        solved.append(sum(counted))
+    assert solved[1] < 1.3 * solved[0]
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_devices_compute_what_one_does(devices: int) -> None:
+    steps, layers, rng = collecting.MANY + 1, 2, np.random.default_rng()
+    x = rng.standard_normal((BATCH, WIDTH)).astype("float32")
+    weights = {f"inner.{at}.weight": rng.standard_normal((WIDTH, WIDTH)).astype("float32") / 4 for at in range(layers)}
+    want = x.astype("float64")
+    for weight in weights.values():
+        h, left = want, []
+        for _ in range(steps):
+            h = np.tanh(h @ weight.T.astype("float64") + want) + want
+            left.append(h)
+        want = np.max(left, axis=0)
+    exe = axe.compile(exported(steps, layers), mesh={"tp": devices}, work_dir=None, keep=False)
+    with axe.launch({"tp": devices}, engine="threads") as workers, exe.load(workers, weights) as session:
+        np.testing.assert_allclose(np.asarray(session.forward(x)), want, rtol=1e-4, atol=1e-4)
