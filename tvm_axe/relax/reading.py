@@ -63,7 +63,7 @@ def legalized(
         relax.transform.DeadCodeElimination(),
         relax.transform.AnnotateTIROpPattern(),
     ]
-    # What is shared is followed through reshapes of known extents, not of flattened ones that aren't known.
+    # What is shared is followed through reshapes, but for those of rows that are made of several unknown extents.
     model = with_wide_attention(simplified(model if whole is None else whole(model), known=False))
     module = tvm.transform.Sequential(passes)(saying_what_is_left(model))
     in_place = _called_in_place(module)

@@ -13,10 +13,11 @@ unknown: they are the same where that is proved.
 from __future__ import annotations
 
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_axe.relax.shapes import says_shapes
 from tvm_axe.relax.values import Side, alike, is_call, sides_of
 
 __all__ = ["simplified"]
@@ -37,16 +38,18 @@ def simplified(model: IRModule, known: bool = True) -> IRModule:
     model : IRModule
         The model.
     known : bool
-        Whether reshapes between known extents go behind pointwise operators, or those of unknown ones alone.
+        Whether all reshapes go behind pointwise operators, or only those of rows whose number is made of what isn't
+        known.
     """
     rewriter = _Rewriter(model)
     rewriter.known = known
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
             rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
-    # What became another value is bound to its name still, which upstream's patterns don't see through.
-    named_once = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
-    return tvm.transform.Sequential(named_once)(rewriter.builder_.get())
+    # What became another value is bound to its name still, which upstream's patterns don't see through; but upstream
+    # takes what is said of a tensor's shape for the tensor, and what follows loses its shape.
+    named_once = [] if says_shapes(model) else [relax.transform.CanonicalizeBindings()]
+    return tvm.transform.Sequential([*named_once, relax.transform.DeadCodeElimination()])(rewriter.builder_.get())
 
 
 @mutator
@@ -118,9 +121,9 @@ class _Rewriter(PyExprMutator):
         call = self._of(value)
         if not is_call(call, "relax.reshape") or not _have(call, shape):
             return None
-        if not self.known and all(isinstance(side, int) for side in shape):
-            return None
         before = sides_of(call.args[0])
+        if not self.known and all(isinstance(side, int | tirx.Var) for side in before or ()):
+            return None
         kept = before and shape and alike(before[-1:], shape[-1:]) and len(before) < len(shape)
         return call.args[0] if kept else None
 
