@@ -49,3 +49,28 @@ def test_of_any_size(workers: Any, name: str, dtype: str, bound: float) -> None:
     for where, got in found.items():
         assert got.dtype == kind, where
         np.testing.assert_allclose(got.astype("float64"), want, rtol=bound, atol=0, err_msg=where)
+
+
+@pytest.mark.parametrize("name", ["add", "multiply", "maximum", "minimum"])
+def test_truth_values(workers: Any, name: str) -> None:
+    """As PyTorch has sums and products of masks; upstream makes no code of them for CPUs."""
+    x, y = np.random.default_rng(0).random((4, 16)) < 0.5, np.array([[True], [False], [True], [False]])
+    want = x | y if name in ("add", "maximum") else x & y
+    made = model(getattr(op, name), "bool")
+    assert np.array_equal(axe.compile(made, work_dir=None)(x, y), want)
+    assert np.array_equal(axe.compile(made, mesh={"tp": 2}, work_dir=None).run(workers(2), x, y), want)
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 3), (2, 0), (0, 5)])
+def test_of_nothing(shape: tuple[int, ...]) -> None:
+    """Tensors without elements are none, and their sums zeros."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.exp(x))
+            out = builder.emit_output(relax.Tuple([y, builder.emit(op.sum(y, 0)), builder.emit(op.nn.softmax(y))]))
+        builder.emit_func_output(out)
+    exe = axe.compile(builder.get(), work_dir=None)
+    y, total, shares = (np.asarray(each) for each in exe(np.zeros(shape, "float32")))
+    assert y.shape == shares.shape == shape and np.array_equal(total, np.zeros(shape[1:]))

@@ -9,6 +9,9 @@ from tvm import ir, relax, te, tirx, topi
 from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 
 _WIDE = "float32"
+_TRUTH_VALUES = {
+    "add": topi.logical_or, "maximum": topi.logical_or, "multiply": topi.logical_and, "minimum": topi.logical_and,
+}  # fmt: skip
 
 
 def legalize_ops() -> ir.transform.Pass:
@@ -16,7 +19,7 @@ def legalize_ops() -> ir.transform.Pass:
 
     Its `topi.full` asks a type whether it has "float" in it, as if it were text, and fails where an array is filled
     with an infinity, as causal masks are. Of `log_add_exp` it adds the exponentials, which are infinite above 88. For
-    the sinh and cosh of vectors it has no code on a CPU.
+    the sinh and cosh of vectors it has no code on a CPU, and none for sums and products of truth values, as of masks.
     """
     pointwise: dict[str, Callable[..., tirx.Expr]] = {
         "relax.log_add_exp": _log_add_exp,
@@ -24,7 +27,8 @@ def legalize_ops() -> ir.transform.Pass:
         "relax.cosh": _cosh,
     }
     written = {name: _legalizing(name.removeprefix("relax."), formula) for name, formula in pointwise.items()}
-    return relax.transform.LegalizeOps({"relax.full": _full, "relax.full_like": _full, **written})
+    masks = {f"relax.{name}": _of_truth_values(function) for name, function in _TRUTH_VALUES.items()}
+    return relax.transform.LegalizeOps({"relax.full": _full, "relax.full_like": _full, **written, **masks})
 
 
 def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -32,6 +36,17 @@ def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not isinstance(value, float) or math.isfinite(value) or not isinstance(shape, relax.ShapeExpr):
         return call.op.get_attr("FLegalize")(builder, call)
     return builder.call_te(topi.full, shape.values, str(call.ty.dtype), value, primfunc_name_hint="full")
+
+
+def _of_truth_values(function: Callable[..., te.Tensor]) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
+    """What makes an operator a function: of truth values this one, as PyTorch has it, and else upstream's."""
+
+    def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        if str(call.ty.dtype) != "bool" or not isinstance(call.ty.shape, relax.ShapeExpr):
+            return call.op.get_attr("FLegalize")(builder, call)
+        return builder.call_te(function, *call.args)
+
+    return legalized
 
 
 def _legalizing(name: str, formula: Callable[..., tirx.Expr]) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:

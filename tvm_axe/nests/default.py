@@ -20,6 +20,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import says_what_it_touches
+from tvm_axe.analysis.sizes import sides
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.machines import backend_of
 from tvm_axe.nests.conditions import with_conditions_inside
@@ -111,6 +112,8 @@ def is_unscheduled(func: tirx.PrimFunc) -> bool:
 
 
 def _scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    if any(0 in sides(buffer.shape) for buffer in filter(tirx.is_buffer_var, func.params)):
+        return func  # a loop has nothing to do, and no stride to divide by
     base = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
     target = with_cores_for(func, target)
     forms = forms_of(base, target)
