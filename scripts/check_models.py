@@ -79,14 +79,14 @@ def imported(via: str, name: str, module: Any, inputs: Any, dtype: str) -> Any:
     from models_nn import exported
     from tvm.relax.frontend.torch import from_exported_program
 
-    from tvm_axe.relax import half_converters
+    from tvm_axe.relax import torch_converters
 
     if via == "nn":
         return exported(name, module, inputs, dtype)
     if via == "onnx":
         return as_it_comes("onnx", module, inputs, onnx_file(module, inputs))
     with torch.no_grad():
-        return from_exported_program(torch.export.export(module, inputs), custom_convert_map=half_converters())
+        return from_exported_program(torch.export.export(module, inputs), custom_convert_map=torch_converters())
 
 
 def error(found: Any, wanted: list[Any]) -> float:

@@ -13,7 +13,7 @@ from tvm.relax.frontend.onnx import from_onnx
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvm_axe as axe
-from tvm_axe.relax import half_converters
+from tvm_axe.relax import torch_converters
 
 torch = pytest.importorskip("torch", reason="models are imported from PyTorch")
 nn, F = torch.nn, torch.nn.functional
@@ -181,7 +181,7 @@ def test_types_of_half_the_width(models: dict[str, Any], workers: Any, kind: str
     """With biases, norms and convolutions; on one device and on a mesh."""
     half = copy.deepcopy(models[kind]).to(getattr(torch, dtype))
     arrays = tuple(x.to(getattr(torch, dtype)) if x.is_floating_point() else x for x in drawn(kind))
-    model = from_exported_program(exported(half, kind, arrays, False), custom_convert_map=half_converters())
+    model = from_exported_program(exported(half, kind, arrays, False), custom_convert_map=torch_converters())
     assert str(model["main"].ret_ty.fields[0].dtype) == dtype
     want = copy.deepcopy(half).double()(*[x.double() if x.is_floating_point() else x for x in arrays])
     alone, shared = (axe.compile(model, mesh=mesh, work_dir=None) for mesh in (None, {"tp": 2}))
@@ -194,9 +194,95 @@ def test_norms_of_groups_of_bfloat16() -> None:
     """Which Relax refuses by itself."""
     torch.manual_seed(0)
     norm, x = nn.GroupNorm(2, 8).to(torch.bfloat16), torch.randn(2, 8, 5, 5, dtype=torch.bfloat16) + 1
-    model = from_exported_program(torch.export.export(norm, (x,)), custom_convert_map=half_converters())
+    model = from_exported_program(torch.export.export(norm, (x,)), custom_convert_map=torch_converters())
     assert str(model["main"].ret_ty.fields[0].dtype) == "bfloat16"
     assert error(axe.compile(model, work_dir=None)(x), copy.deepcopy(norm).double()(x.double())) < 1e-2
+
+
+class Called(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: Any) -> Any:
+        return self.function(*given)
+
+
+def stored(x: Any, i: Any, j: Any) -> Any:
+    y = x.clone()
+    y[:, i, j] = x[0, 0, :3, :3].sum(0)[:, None]
+    return y
+
+
+def fractions(i: Any, x: Any) -> Any:
+    """What PyTorch computes of integers and truth values in the type of the result."""
+    mask = i > 0
+    plain = (i * 0.5, i + 0.5, i / 4, 1.5 - i, i**0.5, i % 2.5, i.clamp(max=1.5), i.sin(), i.exp())
+    masks = (mask * 1.5, mask + x, torch.where(mask, i, 0.5), i.masked_fill(mask, -1) * 1.0, mask.cumsum(0) * 1.0)
+    return torch.stack([*plain, *masks, torch.cat([i, x[:1]])[1:]])
+
+
+def least(x: Any) -> Any:
+    return torch.cat([x.amin((0, 1)), x.min(1).values[0], x.min(2, True).indices[0, :, 0] * 1.0])
+
+
+def odd(x: Any, y: Any) -> Any:
+    return torch.stack([torch.fmax(x, y), torch.copysign(x, y), torch.hypot(x, y), torch.exp2(y)])
+
+
+X = torch.randn(4, 5, 6, 7, generator=torch.Generator().manual_seed(0))
+I, J, ADDED = torch.tensor([0, -1, 2]), torch.tensor([3, 1, -2]), (torch.tensor([1, 1, -1]), torch.tensor([0, 0, 2]))
+ODD = torch.tensor([0.0, -0.0, 3.0, -2.0, torch.inf, -torch.inf, torch.nan, 1e30])
+SPARSE = torch.cat([ODD[:4], ODD[5:6].repeat(4)]).reshape(4, 2)
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "fractions": (fractions, (torch.arange(6), X[0, 0, 0, :6])),
+    "last": (lambda x: x[:, -1] * 2, (X,)),
+    "pairs": (lambda x, i, j: x[:, i, j], (X, I, J)),
+    "apart": (lambda x, i, j: x[:, i, :, j], (X, I, J)),
+    "grid": (lambda x, i, j: x[:, i[:, None], j[None]], (X, I, J)),
+    "stored": (stored, (X, I, J)),
+    "added": (lambda x, i, j: x.index_put((i, j), x[1, 1], accumulate=True), (X, *ADDED)),
+    "selu": (nn.functional.selu, (X,)),
+    "nearest": (lambda x: nn.functional.interpolate(x, size=(4, 10)), (X,)),
+    "linear": (lambda x: nn.functional.interpolate(x[0], size=5, mode="linear"), (X,)),
+    "logsumexp": (lambda x: torch.logsumexp(x, 1), (SPARSE,)),
+    "least": (least, (X,)),
+    "variance": (lambda x: torch.cat(torch.var_mean(x, (1, 2))), (X,)),
+    "odd": (odd, (ODD, ODD.flip(0))),
+    "scattered": (lambda x, y: x.masked_scatter(x > 0.3, y), (X, X.flip(0))),
+    "masks": (lambda x: ((x > 0) * (x < 1) + (x > 2)).float(), (X,)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@torch.no_grad()
+def test_operators_that_upstream_imports_wrongly_or_not(name: str) -> None:
+    function, given = FUNCTIONS[name]
+    want = function(*given).numpy()
+    program = torch.export.export(Called(function), given)
+    model = from_exported_program(program, custom_convert_map=torch_converters())
+    got = np.asarray(axe.compile(model, work_dir=None)(*given))
+    assert got.shape == want.shape and got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: nn.functional.avg_pool2d(x, 2, divisor_override=3), "divisor_override=3 of avg_pool2d isn't"),
+        (lambda x: nn.functional.max_pool2d(x, 2, return_indices=True)[1], "only the first is imported"),
+        (
+            lambda x: nn.functional.interpolate(x, size=3, mode="bilinear", antialias=True),
+            "bilinear2d_aa isn't imported",
+        ),
+    ],
+)
+def test_what_upstream_would_ignore_is_refused(function: Any, message: str) -> None:
+    program = torch.export.export(Called(function), (X,))
+    with pytest.raises(axe.InputError, match=message):
+        from_exported_program(program, custom_convert_map=torch_converters())
 
 
 @pytest.mark.parametrize("kind", ["encoder", "residual"])

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 import tvm_axe as axe
@@ -74,3 +74,19 @@ def test_of_nothing(shape: tuple[int, ...]) -> None:
     exe = axe.compile(builder.get(), work_dir=None)
     y, total, shares = (np.asarray(each) for each in exe(np.zeros(shape, "float32")))
     assert y.shape == shares.shape == shape and np.array_equal(total, np.zeros(shape[1:]))
+
+
+@pytest.mark.parametrize("rows", [3, tirx.Var("n", "int64")])
+@pytest.mark.parametrize(("places", "axis"), [(-1, 1), ([0, -2], 0), ([[-1, 2]], 1)])
+def test_negative_places(workers: Any, places: Any, axis: int, rows: int | tirx.Var) -> None:
+    """Importers have ``x[:, -1]`` as a constant to be taken, for which upstream reads what lies in front."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((rows, rows, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(op.take(x, relax.const(np.array(places), "int64"), axis))
+        builder.emit_func_output(out)
+    given = np.random.default_rng(0).standard_normal((3, 3, 8), dtype="float32")
+    want = np.take(given, places, axis)
+    assert np.array_equal(axe.compile(builder.get(), work_dir=None)(given), want)
+    assert np.array_equal(axe.compile(builder.get(), mesh={"tp": 2}, work_dir=None).run(workers(2), given), want)

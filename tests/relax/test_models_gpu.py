@@ -17,7 +17,7 @@ from tvm_axe.analysis.tree import has_threads
 from tvm_axe.machines import resolve_target
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.pipeline import Work, run
-from tvm_axe.relax import half_converters
+from tvm_axe.relax import torch_converters
 from tvm_axe.relax.alone import model_passes
 
 torch = pytest.importorskip("torch", reason="torch is in the extra `models`")
@@ -35,7 +35,7 @@ def imported(name: str, dtype: str = "float32", layers: int | None = None) -> tu
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(module, inputs)
-        return from_exported_program(program, custom_convert_map=half_converters()), module, inputs
+        return from_exported_program(program, custom_convert_map=torch_converters()), module, inputs
 
 
 @pytest.mark.parametrize("name", ["minilm", "resnet18", "llama prefill", "llama decode", "moe prefill"])

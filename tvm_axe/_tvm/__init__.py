@@ -25,7 +25,7 @@ from tvm_axe._tvm.errors import (
     why_refused,
 )
 from tvm_axe._tvm.flattening import iter_map, keep_sums
-from tvm_axe._tvm.importing import half_converters
+from tvm_axe._tvm.importing import torch_converters
 from tvm_axe._tvm.legalizing import legalize_ops
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.paged import PAGED, PAGED_ATTENDS, PAGED_CREATES, PAGED_POSITIONS, PagedCache, paged_cache, paged_call
@@ -118,7 +118,6 @@ __all__ = [
     "fast_exp2",
     "flops",
     "function_frame",
-    "half_converters",
     "has_partials",
     "host_triple",
     "intrinsic_name",
@@ -168,6 +167,7 @@ __all__ = [
     "swizzled_layout",
     "system_cpu",
     "tensor_argument",
+    "torch_converters",
     "tune_context",
     "use_threads",
     "variables_of",

@@ -1,12 +1,17 @@
-"""Upstream's importer of ``torch.export``: what it makes of products and norms in types of 16 bits."""
+"""Upstream's importer of ``torch.export``: what it makes wrongly, leaves out, or makes of types of 16 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tvm import relax
+import numpy as np
+from tvm import relax, tirx
+from tvm.relax import op
+
+from tvm_axe.errors import InputError
 
 _WIDE: dict[str, tuple[int, ...]] = {
     "addmm.default": (0,), "baddbmm.default": (0,), "linear.default": (2,),
@@ -19,18 +24,50 @@ norms of groups, which Relax refuses of bfloat16, with their tensors."""
 _HALF = ("float16", "bfloat16")
 
 
-def half_converters() -> dict[str, Callable[[Any, Any], relax.Var]]:
-    """What upstream's importer of ``torch.export`` is told for models of float16 or bfloat16. ::
+def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
+    """What upstream's importer of ``torch.export`` is told, so that a model is imported right, or refused. ::
 
-        program = torch.export.export(model.to(torch.bfloat16), inputs)
-        module = from_exported_program(program, custom_convert_map=half_converters())
+        program = torch.export.export(model, inputs)
+        module = from_exported_program(program, custom_convert_map=torch_converters())
 
-    By itself it adds biases of 16 bits to products of float32, which Relax refuses, and leaves products without a bias
-    in float32. With these a product is summed and its bias added in float32, and the result has the model's type, as
-    PyTorch's has. So are norms of groups, which Relax refuses of bfloat16. What is of other types is imported as
-    before.
+    By itself the importer
+
+    - computes ``i * 0.5``, ``i / 4`` and ``mask * 1.5`` of integers and truth values in their own type, so that
+      fractions are lost;
+    - takes ``x[:, i, j]`` for every pair of elements of `i` and `j`, where PyTorch takes them together, and reads what
+      is beyond a tensor at negative indices;
+    - ignores the scale of `elu`, so that `selu` is wrong, the divisor of `avg_pool`, and that a picture is made smaller
+      with antialiasing; and takes other pixels where sizes of `interpolate` by the nearest don't divide each other;
+    - gives zeros for the places of `max_pool`, and the first result of other operators of several for all of them;
+    - doesn't know, or only in some forms, `amax`, `amin`, `clamp` of integers, `copysign`, `exp2`, `fmax`, `fmin`,
+      `hypot`, `index_put`, `logsumexp`, `masked_scatter`, `min` along a dimension, `std_mean` and `var_mean`;
+    - adds biases of 16 bits to products of float32, which Relax refuses, and leaves products without a bias in float32.
+
+    With these what is known is computed as PyTorch does, and what isn't is refused. A product of 16 bits is summed and
+    its bias added in float32, and the result has the model's type. So are norms of groups, which Relax refuses of
+    bfloat16.
+
+    They raise `InputError` for a divisor, antialiasing, elements that a mask selects, results that aren't imported, and
+    what has another shape than PyTorch says, or integers where it has fractions.
     """
-    return {name: partial(_in_own_type, name, wide) for name, wide in _WIDE.items()}
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    mended: dict[str, Callable[[Any, Any], Any]] = {
+        **{name: partial(_in_own_type, name, wide) for name, wide in _WIDE.items()},
+        **{name: partial(_by_formula, formula) for name, formula in _FORMULAS.items()},
+        **{name: partial(_refusing, name, argument) for name, argument in _REFUSED.items()},
+        "clamp.default": _clamp,
+        "getitem": _result,
+        "index.Tensor": _index,
+        "index_put.default": _index_put,
+        "upsample_nearest2d.vec": _nearest,
+    }
+    known = dict.fromkeys([*ExportedProgramImporter().create_convert_map(), *mended])
+    return {name: partial(_as_pytorch_says, mended.get(name) or partial(_upstream, name)) for name in known}
+
+
+def _upstream(name: str, node: Any, importer: Any) -> Any:
+    return importer.create_convert_map()[name](node)
 
 
 def _in_own_type(name: str, wide: tuple[int, ...], node: Any, importer: Any) -> relax.Var:
@@ -42,7 +79,325 @@ def _in_own_type(name: str, wide: tuple[int, ...], node: Any, importer: Any) -> 
     given = [node.args[at] for at in wide if len(node.args) > at and node.args[at] is not None]
     kept = {each: importer.env[each] for each in given}
     for each, value in kept.items():
-        importer.env[each] = emit(relax.op.astype(value, "float32"))
+        importer.env[each] = emit(op.astype(value, "float32"))
     made = convert(node)
     importer.env.update(kept)
-    return emit(relax.op.astype(made, dtype))
+    return emit(op.astype(made, dtype))
+
+
+# ---- Types and shapes
+
+
+_KEPT = ("condition", "mask")
+"""Arguments that stay truth values."""
+
+
+def _as_pytorch_says(convert: Callable[[Any, Any], Any], node: Any, importer: Any) -> Any:
+    """What an operator makes, in the type that PyTorch says it has; so are the operands of what is pointwise."""
+    said = node.meta.get("val")
+    dtype = _dtype(said)
+    kept = {}
+    if dtype not in (None, "bool"):
+        for each in _promoted(node):
+            value = importer.env[each]
+            if isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) != dtype:
+                kept[each] = value
+                importer.env[each] = importer.block_builder.emit(op.astype(value, dtype))
+    made = convert(node, importer)
+    importer.env.update(kept)
+    is_one = isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType)
+    return _checked(made, said, dtype, node, importer) if is_one and dtype is not None else made
+
+
+def _dtype(said: Any) -> str | None:
+    """The type of a tensor that PyTorch has seen; None if it was no tensor."""
+    dtype = getattr(said, "dtype", None)
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _promoted(node: Any) -> list[Any]:
+    """The operands that PyTorch has in the type of the result: of what is pointwise, joined, or summed up."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    tags = {str(tag) for tag in node.target.tags}
+    if "Tag.pointwise" not in tags and node.target.__name__ not in ("cat.default", "cumsum.default", "cumprod.default"):
+        return []
+    found = []
+    for argument, given in zip(schema.arguments, node.args):
+        if argument.name not in _KEPT:
+            found += [each for each in (given if isinstance(given, list | tuple) else [given]) if hasattr(each, "meta")]
+    return list(dict.fromkeys(found))
+
+
+def _checked(made: relax.Expr, said: Any, dtype: str, node: Any, importer: Any) -> relax.Expr:
+    own = str(made.ty.dtype)
+    if own != dtype and ("int" in own or own == "bool") and "float" in dtype:
+        raise InputError(
+            f"{node.name}: {node.target.__name__} is imported as {own}, where PyTorch has {dtype}; cast its operands "
+            "in the model"
+        )
+    shape = made.ty.shape
+    if isinstance(shape, relax.ShapeExpr):
+        pairs = list(zip(shape, said.shape)) if len(shape) == len(said.shape) else [(-1, 0)]
+        known = [(int(one), other) for one, other in pairs if isinstance(one, int | tirx.IntImm) and type(other) is int]
+        if any(one != other for one, other in known):
+            raise InputError(
+                f"{node.name}: {node.target.__name__} is imported with shape {shape}, where PyTorch has "
+                f"{tuple(said.shape)}; write it in other operators"
+            )
+    return made if own == dtype else importer.block_builder.emit(op.astype(made, dtype))
+
+
+# ---- Refused
+
+
+def _refusing(name: str, argument: str | None, node: Any, importer: Any) -> Any:
+    """What the importer makes of an operator without an argument that it ignores."""
+    if argument is None:
+        raise InputError(f"{node.name}: {name.partition('.')[0]} isn't imported; compute it in front of the model")
+    value = _arguments(node, importer)[argument]
+    if value is not None:
+        raise InputError(
+            f"{node.name}: {argument}={value!r} of {name.partition('.')[0]} isn't imported; leave it out and scale the "
+            "result"
+        )
+    return importer.create_convert_map()[name](node)
+
+
+_REFUSED: Mapping[str, str | None] = {
+    "avg_pool2d.default": "divisor_override",
+    "avg_pool3d.default": "divisor_override",
+    "_upsample_bilinear2d_aa.default": None,
+    "_upsample_bicubic2d_aa.default": None,
+}
+"""Operators of which an argument, or which as a whole, the importer makes something else."""
+
+
+def _result(node: Any, importer: Any) -> Any:
+    """One of an operator's results; the importer gives the only one that it makes, or zeros, for others."""
+    of, number = node.args
+    is_one = isinstance(importer.env[of], relax.Var) and isinstance(importer.env[of].ty, relax.TensorType)
+    several = len(getattr(getattr(of.target, "_schema", None), "returns", ())) > 1
+    if number and several and (is_one or "_with_indices" in of.target.__name__):
+        raise InputError(
+            f"{node.name}: of the results of {of.target.__name__} only the first is imported, not the one of number "
+            f"{number}; compute it from the operator's input"
+        )
+    return importer.create_convert_map()["getitem"](node)
+
+
+# ---- Computed
+
+_Emit = Callable[[relax.Expr], relax.Var]
+
+
+def _by_formula(formula: Callable[..., Any], node: Any, importer: Any) -> Any:
+    """What a formula makes of the operator's arguments; of several results a list."""
+    emit = importer.block_builder.emit
+    made = formula(emit, **_arguments(node, importer))
+    return [emit(each) for each in made] if isinstance(made, tuple) else emit(made)
+
+
+def _arguments(node: Any, importer: Any) -> dict[str, Any]:
+    """The arguments of a call by their names, those left out as the operator's schema has them."""
+    given, found = importer.retrieve_args(node), {}
+    for at, argument in enumerate(node.target._schema.arguments):
+        named = node.kwargs.get(argument.name, argument.default_value)
+        found[argument.name] = given[at] if at < len(given) else importer._retrieve_args(named)
+    return found
+
+
+def _number(value: float, like: relax.Expr) -> relax.Expr:
+    return relax.const(value, str(like.ty.dtype))
+
+
+class _Indexed:
+    """A tensor at indices that belong together, of some of its dimensions.
+
+    Attributes
+    ----------
+    first
+        The tensor as rows: the dimensions that are indexed are one, in front of the others.
+    place
+        The row of each index.
+    order : list of int
+        The dimensions of what is taken as PyTorch has them: those of the indices stand where the first of them is, if
+        these are beside each other, and else in front.
+    """
+
+    def __init__(self, node: Any, importer: Any) -> None:
+        data, indices = importer.retrieve_args(node)[:2]
+        given = {axis: index for axis, index in enumerate(indices) if index is not None}
+        if any(str(index.ty.dtype) in ("bool", "uint8") for index in given.values()):
+            raise InputError(
+                f"{node.name}: a mask selects elements, and how many isn't known; use torch.where, or multiply by the "
+                "mask"
+            )
+        emit, extents = importer.block_builder.emit, list(data.ty.shape)
+        others = [axis for axis in range(len(extents)) if axis not in given]
+        self.axes, self.others, self.extents = [*given], [extents[axis] for axis in others], extents
+        self.turned = [*given, *others]
+        self.place: Any = None
+        for axis, index in given.items():
+            extent = _size(extents[axis])
+            index = emit(op.astype(index, "int64"))
+            index = emit(op.where(op.less(index, relax.const(0, "int64")), op.add(index, extent), index))
+            self.place = index if self.place is None else emit(op.add(op.multiply(self.place, extent), index))
+        self.count = math.prod(extents[axis] for axis in given)
+        self.first = emit(op.reshape(emit(op.permute_dims(data, self.turned)), (self.count, *self.others)))
+        rank, axes = len(self.place.ty.shape), self.axes
+        ahead = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
+        self.order = [*range(rank, rank + ahead), *range(rank), *range(rank + ahead, rank + len(others))]
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return [order.index(at) for at in range(len(order))]
+
+
+def _index(node: Any, importer: Any) -> relax.Var:
+    """Elements at indices."""
+    at, emit = _Indexed(node, importer), importer.block_builder.emit
+    return emit(op.permute_dims(emit(op.take(at.first, at.place, axis=0, mode="clip")), at.order))
+
+
+def _index_put(node: Any, importer: Any) -> relax.Var:
+    """A tensor with other elements at indices, or more at them."""
+    at, emit = _Indexed(node, importer), importer.block_builder.emit
+    values, add = importer.retrieve_args(node)[2], len(node.args) > 3 and node.args[3]
+    shape = [*at.place.ty.shape, *at.others]
+    wide = emit(op.broadcast_to(values, [shape[dim] for dim in at.order]))
+    count = math.prod(at.place.ty.shape)
+    rows = emit(op.reshape(emit(op.permute_dims(wide, _inverse(at.order))), (count, *at.others)))
+    places = emit(op.reshape(at.place, (count, 1)))
+    put = emit(op.scatter_nd(at.first, places, rows, "add" if add else "update"))
+    whole = emit(op.reshape(put, [at.extents[axis] for axis in at.turned]))
+    return emit(op.permute_dims(whole, _inverse(at.turned)))
+
+
+def _nearest(node: Any, importer: Any) -> relax.Var:
+    """A picture of another size: the row and the column that PyTorch takes, whose numbers are rounded down."""
+    data, size, factors = (*importer.retrieve_args(node), None)[:3]
+    extents, emit = [*data.ty.shape][2:], importer.block_builder.emit
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return importer.create_convert_map()["upsample_nearest2d.vec"](node)
+    for axis, extent in enumerate(map(int, extents)):
+        count = int(size[axis]) if size else math.floor(extent * factors[axis])
+        scale = np.float32(1 / factors[axis] if factors else extent / count)
+        rows = np.minimum(np.floor(np.arange(count, dtype="float32") * scale).astype("int64"), extent - 1)
+        data = emit(op.take(data, relax.const(rows, "int64"), axis=axis + 2))
+    return data
+
+
+def _clamp(node: Any, importer: Any) -> Any:
+    """Integers between whole bounds; the importer's own of them has infinities where there is no bound."""
+    given, emit = _arguments(node, importer), importer.block_builder.emit
+    found, bounds = given["self"], (given["min"], given["max"])
+    whole = all(bound is None or math.isinf(bound) or bound == int(bound) for bound in bounds)
+    if "int" not in str(found.ty.dtype) or not whole:
+        return importer.create_convert_map()["clamp.default"](node)
+    for bound, function in zip(bounds, (op.maximum, op.minimum)):
+        if bound is not None and not math.isinf(bound):
+            found = emit(function(found, _number(int(bound), found)))
+    return found
+
+
+def _size(extent: tirx.Expr) -> relax.Expr:
+    """An extent as a tensor's element."""
+    if isinstance(extent, tirx.IntImm):
+        return relax.const(int(extent), "int64")
+    return op.squeeze(op.shape_to_tensor(relax.ShapeExpr([extent])), [0])
+
+
+def _elu(emit: _Emit, self: relax.Expr, alpha: float, scale: float, input_scale: float) -> relax.Expr:
+    below = op.subtract(op.exp(op.multiply(self, _number(input_scale, self))), _number(1, self))
+    above = op.multiply(self, _number(scale, self))
+    return op.where(op.greater(self, _number(0, self)), above, op.multiply(below, _number(alpha * scale, self)))
+
+
+def _along(
+    function: Callable[..., relax.Expr], emit: _Emit, self: relax.Expr, dim: Any = None, keepdim: bool = False
+) -> relax.Expr:
+    return function(self, dim or None, keepdim) if len(self.ty.shape) else self
+
+
+def _least(emit: _Emit, self: relax.Expr, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
+    if not len(self.ty.shape):
+        return self, relax.const(0, "int64")
+    return op.min(self, dim, keepdim), op.argmin(self, dim, keepdim)
+
+
+def _logsumexp(emit: _Emit, self: relax.Expr, dim: Any, keepdim: bool) -> relax.Expr:
+    if not len(self.ty.shape):
+        return self
+    largest = emit(op.max(self, dim or None, True))
+    # Of infinities alone the sum is that infinity; minus itself it would be no number.
+    far = emit(op.where(op.isfinite(largest), largest, op.zeros_like(largest)))
+    sums = op.add(op.log(op.sum(op.exp(op.subtract(self, far)), dim or None, True)), far)
+    return sums if keepdim else op.squeeze(sums, dim or None)
+
+
+def _or_other(function: Callable[..., relax.Expr], emit: _Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
+    """What a function makes of two, or the one that is a number."""
+    both = function(self, other)
+    return op.where(op.isnan(self), other, op.where(op.isnan(other), self, both))
+
+
+def _copysign(emit: _Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
+    zero = _number(0, other)
+    size, inverse = emit(op.abs(self)), op.divide(_number(1, other), other)  # of a zero the sign is seen at its inverse
+    return op.where(op.logical_or(op.less(other, zero), op.less(inverse, zero)), op.negative(size), size)
+
+
+def _hypot(emit: _Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
+    """By the ratio of the smaller one to the larger, whose square doesn't overflow."""
+    one, two = emit(op.abs(self)), emit(op.abs(other))
+    large, small = emit(op.maximum(one, two)), op.minimum(one, two)
+    total = op.add(one, two)
+    plain = emit(op.logical_and(op.greater(total, _number(0, self)), op.isfinite(large)))
+    ratio = emit(op.divide(small, op.where(plain, large, op.ones_like(large))))
+    found = op.multiply(large, op.sqrt(op.add(op.multiply(ratio, ratio), _number(1, self))))
+    infinite = op.logical_or(op.isinf(one), op.isinf(two))
+    sized = op.where(plain, found, op.add(one, two))  # nothing, or no number
+    return op.where(infinite, _number(math.inf, self), sized)
+
+
+def _var_mean(
+    emit: _Emit, self: relax.Expr, dim: Any, correction: float | None, keepdim: bool
+) -> tuple[relax.Expr, relax.Expr]:
+    axes = dim if dim else [*range(len(self.ty.shape))]
+    extents = [self.ty.shape[axis] for axis in axes]
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        raise InputError("var_mean: along a dimension that isn't known it isn't imported; take var and mean apart")
+    count, less = math.prod(map(int, extents)), 1 if correction is None else correction
+    factor = count / (count - less) if count > less else math.nan
+    return op.multiply(op.variance(self, axes, keepdim), _number(factor, self)), op.mean(self, axes, keepdim)
+
+
+def _masked_scatter(emit: _Emit, self: relax.Expr, mask: relax.Expr, source: relax.Expr) -> relax.Expr:
+    """Where the mask holds, the elements of the source one after the other."""
+    shape = [*self.ty.shape]
+    wide = emit(op.broadcast_to(mask, shape))
+    flat = emit(op.reshape(emit(op.astype(wide, "int64")), (math.prod(shape),)))
+    count = emit(op.cumsum(flat, 0))
+    places = emit(op.maximum(op.subtract(count, relax.const(1, "int64")), relax.const(0, "int64")))
+    given = emit(op.reshape(source, (math.prod(source.ty.shape),)))
+    taken = emit(op.reshape(emit(op.take(given, places, axis=0, mode="clip")), shape))
+    return op.where(wide, taken, self)
+
+
+_FORMULAS: Mapping[str, Callable[..., Any]] = {
+    "amax.default": partial(_along, op.max),
+    "amin.default": partial(_along, op.min),
+    "copysign.Scalar": lambda emit, self, other: _copysign(emit, self, _number(other, self)),
+    "copysign.Tensor": _copysign,
+    "elu.default": _elu,
+    "exp2.default": lambda emit, self: op.exp(op.multiply(self, _number(math.log(2), self))),
+    "fmax.default": partial(_or_other, op.maximum),
+    "fmin.default": partial(_or_other, op.minimum),
+    "hypot.default": _hypot,
+    "logsumexp.default": _logsumexp,
+    "masked_scatter.default": _masked_scatter,
+    "min.dim": _least,
+    "var_mean.correction": _var_mean,
+}

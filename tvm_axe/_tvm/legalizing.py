@@ -20,6 +20,8 @@ def legalize_ops() -> ir.transform.Pass:
     Its `topi.full` asks a type whether it has "float" in it, as if it were text, and fails where an array is filled
     with an infinity, as causal masks are. Of `log_add_exp` it adds the exponentials, which are infinite above 88. For
     the sinh and cosh of vectors it has no code on a CPU, and none for sums and products of truth values, as of masks.
+    Its `take` reads what is in front of a tensor at negative places, as importers have ``x[:, -1]``; of constants ours
+    doesn't.
     """
     pointwise: dict[str, Callable[..., tirx.Expr]] = {
         "relax.log_add_exp": _log_add_exp,
@@ -28,7 +30,9 @@ def legalize_ops() -> ir.transform.Pass:
     }
     written = {name: _legalizing(name.removeprefix("relax."), formula) for name, formula in pointwise.items()}
     masks = {f"relax.{name}": _of_truth_values(function) for name, function in _TRUTH_VALUES.items()}
-    return relax.transform.LegalizeOps({"relax.full": _full, "relax.full_like": _full, **written, **masks})
+    return relax.transform.LegalizeOps(
+        {"relax.take": _take, "relax.full": _full, "relax.full_like": _full, **written, **masks}
+    )
 
 
 def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -36,6 +40,24 @@ def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not isinstance(value, float) or math.isfinite(value) or not isinstance(shape, relax.ShapeExpr):
         return call.op.get_attr("FLegalize")(builder, call)
     return builder.call_te(topi.full, shape.values, str(call.ty.dtype), value, primfunc_name_hint="full")
+
+
+def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, indices = call.args
+    axis, places = call.attrs.axis, indices.value.numpy() if isinstance(indices, ir.GenericConst) else None
+    if places is None or not (places < 0).any() or not isinstance(data.ty.shape, relax.ShapeExpr):
+        return call.op.get_attr("FLegalize")(builder, call)
+
+    def taken(source: te.Tensor, given: te.Tensor) -> te.Tensor:
+        extent = math.prod(source.shape) if axis is None else source.shape[int(axis)]
+
+        def behind(*at: tirx.Expr) -> tirx.Expr:
+            place = given(*at)
+            return tirx.Select(place < 0, place + tirx.Cast(place.ty.dtype, extent), place)
+
+        return topi.take(source, te.compute(given.shape, behind, "place"), axis, mode=str(call.attrs.mode))
+
+    return builder.call_te(taken, data, indices, primfunc_name_hint="take")
 
 
 def _of_truth_values(function: Callable[..., te.Tensor]) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
