@@ -251,6 +251,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "least": (least, (X,)),
     "variance": (lambda x: torch.cat(torch.var_mean(x, (1, 2))), (X,)),
     "odd": (odd, (ODD, ODD.flip(0))),
+    "sampled": (lambda x, y: nn.functional.grid_sample(x, y, align_corners=False), (X, X.reshape(4, 3, 35, 2))),
     "scattered": (lambda x, y: x.masked_scatter(x > 0.3, y), (X, X.flip(0))),
     "masks": (lambda x: ((x > 0) * (x < 1) + (x > 2)).float(), (X,)),
 }

@@ -58,6 +58,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
         **{name: partial(_refusing, name, argument) for name, argument in _REFUSED.items()},
         "clamp.default": _clamp,
         "getitem": _result,
+        "grid_sampler_2d.default": _sampled,
         "index.Tensor": _index,
         "index_put.default": _index_put,
         "upsample_nearest2d.vec": _nearest,
@@ -287,6 +288,16 @@ def _nearest(node: Any, importer: Any) -> relax.Var:
         rows = np.minimum(np.floor(np.arange(count, dtype="float32") * scale).astype("int64"), extent - 1)
         data = emit(op.take(data, relax.const(rows, "int64"), axis=axis + 2))
     return data
+
+
+def _sampled(node: Any, importer: Any) -> relax.Var:
+    """A picture at places, whose two numbers PyTorch has last and Relax behind the batch."""
+    grid = node.args[1]
+    kept = importer.env[grid]
+    importer.env[grid] = importer.block_builder.emit(op.permute_dims(kept, [0, 3, 1, 2]))
+    made = _upstream("grid_sampler_2d.default", node, importer)
+    importer.env[grid] = kept
+    return made
 
 
 def _clamp(node: Any, importer: Any) -> Any:
