@@ -224,6 +224,10 @@ def fractions(i: Any, x: Any) -> Any:
     return torch.stack([*plain, *masks, torch.cat([i, x[:1]])[1:]])
 
 
+def clamped(i: Any, x: Any) -> Any:
+    return torch.stack([i.clamp(max=J[:1]), x.clamp(min=i, max=X[0, 0, 0, :1]), i.clamp_min(2)])
+
+
 def least(x: Any) -> Any:
     return torch.cat([x.amin((0, 1)), x.min(1).values[0], x.min(2, True).indices[0, :, 0] * 1.0])
 
@@ -238,6 +242,7 @@ ODD = torch.tensor([0.0, -0.0, 3.0, -2.0, torch.inf, -torch.inf, torch.nan, 1e30
 SPARSE = torch.cat([ODD[:4], ODD[5:6].repeat(4)]).reshape(4, 2)
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fractions": (fractions, (torch.arange(6), X[0, 0, 0, :6])),
+    "clamped": (clamped, (torch.arange(6), X[0, 0, 0, :6])),
     "last": (lambda x: x[:, -1] * 2, (X,)),
     "pairs": (lambda x, i, j: x[:, i, j], (X, I, J)),
     "apart": (lambda x, i, j: x[:, i, :, j], (X, I, J)),

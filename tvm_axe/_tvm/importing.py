@@ -397,9 +397,15 @@ def _masked_scatter(emit: _Emit, self: relax.Expr, mask: relax.Expr, source: rel
     return op.where(wide, taken, self)
 
 
+def _between(emit: _Emit, self: relax.Expr, min: relax.Expr | None, max: relax.Expr | None) -> relax.Expr:
+    above = self if min is None else op.maximum(self, min)
+    return above if max is None else op.minimum(above, max)
+
+
 _FORMULAS: Mapping[str, Callable[..., Any]] = {
     "amax.default": partial(_along, op.max),
     "amin.default": partial(_along, op.min),
+    "clamp.Tensor": _between,
     "copysign.Scalar": lambda emit, self, other: _copysign(emit, self, _number(other, self)),
     "copysign.Tensor": _copysign,
     "elu.default": _elu,
