@@ -72,7 +72,7 @@ def test_what_follows_a_row_parallel_product_is_one_kernel():
     shared = share_model(models.encoder(1, 256, 4, 1024, 64), axe.Mesh({"tp": 2}))
     steps = shared.functions["forward"].steps
     (step,) = [s for s in steps if len(s.moves) == 2]
-    assert step.moves == ("reduce-scatter of lv4", "all-gather of layer_norm")
+    assert step.moves == ("reduce-scatter of lv3", "all-gather of layer_norm")
     assert list(step.views).count("tp") == 2
     params = [str(param.name) for param in closed(step).params]
     assert "tp" in params and params[-1] == "target"
@@ -216,7 +216,7 @@ def test_blocks_of_a_device_say_all_that_they_read(norm):
 def test_it_is_said_which_form_runs_and_why(monkeypatch):
     shown = axe.compile(models.encoder(1, 256, 4, 1024, 64), mesh=axe.Mesh({"tp": 2}), work_dir=None).show()
     assert "where devices meet, in 12 kernels" in shown
-    assert "reduce-scatter of lv4 and all-gather of layer_norm: in the kernel lv4_taken_fused_add_add2_lay" in shown
+    assert "reduce-scatter of lv3 and all-gather of layer_norm: in the kernel lv3_taken_fused_add_add2_lay" in shown
     monkeypatch.setattr(tradeoffs, "NEAR", 1.0)  # the fastest moves more
     shown = axe.compile(models.experts(64, 128, 8, 64), mesh=axe.Mesh({"tp": 4}), work_dir=None).show()
     assert "all_to_all: the engine's collective, as no kernel has a part of it" in shown
