@@ -7,6 +7,21 @@ from tvm import relax
 from tvm.relax.frontend import nn
 
 import tvm_axe as axe
+from tvm_axe.relax import choosing
+
+
+@pytest.fixture
+def solved_calls(monkeypatch):
+    """How many calls each segment has that is solved while layouts are chosen; equal ones are solved once."""
+    counted = []
+    segment = choosing._Search._segment
+
+    def count(self, *args):
+        counted.append(len(args[0]))
+        return segment(self, *args)
+
+    monkeypatch.setattr(choosing._Search, "_segment", count)
+    return counted
 
 
 @pytest.fixture(scope="session")

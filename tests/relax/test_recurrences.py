@@ -62,20 +62,12 @@ def test_a_choice_costs_what_it_does_where_all_values_are_handed_over_at_once(
         assert one == pytest.approx(other)
 
 
-def test_equal_steps_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
-    segment = choosing._Search._segment
-
-    def count(self: Any, *args: Any) -> Any:
-        counted.append(len(args[0]))
-        return segment(self, *args)
-
-    monkeypatch.setattr(choosing._Search, "_segment", count)
+def test_equal_steps_are_solved_once(solved_calls: list[int]) -> None:
     solved = []
     for steps in (32, 64):
-        counted.clear()
+        solved_calls.clear()
         search_of(steps, 2).solved(0.0, 0.0)
-        solved.append(sum(counted))
+        solved.append(sum(solved_calls))
     assert solved[1] < 1.3 * solved[0]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,21 +70,30 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def _upstream(name: str, node: Any, importer: Any) -> Any:
+    """What the importer itself makes of an operator."""
     return importer.create_convert_map()[name](node)
 
 
+@contextlib.contextmanager
+def _standing_for(importer: Any, values: Mapping[Any, relax.Expr]) -> Iterator[None]:
+    """Has the importer take these values for nodes of the graph, for as long as one of them is converted."""
+    kept = {node: importer.env[node] for node in values}
+    importer.env.update(values)
+    try:
+        yield
+    finally:
+        importer.env.update(kept)
+
+
 def _in_own_type(name: str, wide: tuple[int, ...], node: Any, importer: Any) -> relax.Var:
-    convert, emit = importer.create_convert_map()[name], importer.block_builder.emit
+    emit = importer.block_builder.emit
     first = node.args[1 if name in ("addmm.default", "baddbmm.default") else 0]
     dtype = str(importer.env[first].ty.dtype)
     if dtype not in _HALF:
-        return convert(node)
+        return _upstream(name, node, importer)
     given = [node.args[at] for at in wide if len(node.args) > at and node.args[at] is not None]
-    kept = {each: importer.env[each] for each in given}
-    for each, value in kept.items():
-        importer.env[each] = emit(op.astype(value, "float32"))
-    made = convert(node)
-    importer.env.update(kept)
+    with _standing_for(importer, {each: emit(op.astype(importer.env[each], "float32")) for each in given}):
+        made = _upstream(name, node, importer)
     return emit(op.astype(made, dtype))
 
 
@@ -98,15 +108,13 @@ def _as_pytorch_says(convert: Callable[[Any, Any], Any], node: Any, importer: An
     """What an operator makes, in the type that PyTorch says it has; so are the operands of what is pointwise."""
     said = node.meta.get("val")
     dtype = _dtype(said)
-    kept = {}
-    if dtype not in (None, "bool"):
-        for each in _promoted(node):
-            value = importer.env[each]
-            if isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) != dtype:
-                kept[each] = value
-                importer.env[each] = importer.block_builder.emit(op.astype(value, dtype))
-    made = convert(node, importer)
-    importer.env.update(kept)
+    cast = {}
+    for each in _promoted(node) if dtype not in (None, "bool") else ():
+        value = importer.env[each]
+        if isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) != dtype:
+            cast[each] = importer.block_builder.emit(op.astype(value, dtype))
+    with _standing_for(importer, cast):
+        made = convert(node, importer)
     is_one = isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType)
     return _checked(made, said, dtype, node, importer) if is_one and dtype is not None else made
 
@@ -164,7 +172,7 @@ def _refusing(name: str, argument: str | None, node: Any, importer: Any) -> Any:
             f"{node.name}: {argument}={value!r} of {name.partition('.')[0]} isn't imported; leave it out and scale the "
             "result"
         )
-    return importer.create_convert_map()[name](node)
+    return _upstream(name, node, importer)
 
 
 _REFUSED: Mapping[str, str | None] = {
@@ -186,7 +194,7 @@ def _result(node: Any, importer: Any) -> Any:
             f"{node.name}: of the results of {of.target.__name__} only the first is imported, not the one of number "
             f"{number}; compute it from the operator's input"
         )
-    return importer.create_convert_map()["getitem"](node)
+    return _upstream("getitem", node, importer)
 
 
 # ---- Computed
@@ -217,6 +225,10 @@ class _Indexed:
         The tensor as rows: the dimensions that are indexed are one, in front of the others.
     place
         The row of each index.
+    extents, others : list
+        The tensor's extents, and those of the dimensions that aren't indexed.
+    turned : list of int
+        The tensor's dimensions as `first` has them.
     order : list of int
         The dimensions of what is taken as PyTorch has them: those of the indices stand where the first of them is, if
         these are beside each other, and else in front.
@@ -232,7 +244,7 @@ class _Indexed:
             )
         emit, extents = importer.block_builder.emit, list(data.ty.shape)
         others = [axis for axis in range(len(extents)) if axis not in given]
-        self.axes, self.others, self.extents = [*given], [extents[axis] for axis in others], extents
+        self.extents, self.others = extents, [extents[axis] for axis in others]
         self.turned = [*given, *others]
         self.place: Any = None
         for axis, index in given.items():
@@ -240,9 +252,9 @@ class _Indexed:
             index = emit(op.astype(index, "int64"))
             index = emit(op.where(op.less(index, relax.const(0, "int64")), op.add(index, extent), index))
             self.place = index if self.place is None else emit(op.add(op.multiply(self.place, extent), index))
-        self.count = math.prod(extents[axis] for axis in given)
-        self.first = emit(op.reshape(emit(op.permute_dims(data, self.turned)), (self.count, *self.others)))
-        rank, axes = len(self.place.ty.shape), self.axes
+        rows = math.prod(extents[axis] for axis in given)
+        self.first = emit(op.reshape(emit(op.permute_dims(data, self.turned)), (rows, *self.others)))
+        rank, axes = len(self.place.ty.shape), [*given]
         ahead = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
         self.order = [*range(rank, rank + ahead), *range(rank), *range(rank + ahead, rank + len(others))]
 
@@ -276,7 +288,7 @@ def _nearest(node: Any, importer: Any) -> relax.Var:
     data, size, factors = (*importer.retrieve_args(node), None)[:3]
     extents, emit = [*data.ty.shape][2:], importer.block_builder.emit
     if not all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return importer.create_convert_map()["upsample_nearest2d.vec"](node)
+        return _upstream("upsample_nearest2d.vec", node, importer)
     for axis, extent in enumerate(map(int, extents)):
         count = int(size[axis]) if size else math.floor(extent * factors[axis])
         scale = np.float32(1 / factors[axis] if factors else extent / count)
@@ -288,11 +300,9 @@ def _nearest(node: Any, importer: Any) -> relax.Var:
 def _sampled(node: Any, importer: Any) -> relax.Var:
     """A picture at places, whose two numbers PyTorch has last and Relax behind the batch."""
     grid = node.args[1]
-    kept = importer.env[grid]
-    importer.env[grid] = importer.block_builder.emit(op.permute_dims(kept, [0, 3, 1, 2]))
-    made = _upstream("grid_sampler_2d.default", node, importer)
-    importer.env[grid] = kept
-    return made
+    turned = importer.block_builder.emit(op.permute_dims(importer.env[grid], [0, 3, 1, 2]))
+    with _standing_for(importer, {grid: turned}):
+        return _upstream("grid_sampler_2d.default", node, importer)
 
 
 def _clamp(node: Any, importer: Any) -> Any:
@@ -301,7 +311,7 @@ def _clamp(node: Any, importer: Any) -> Any:
     found, bounds = given["self"], (given["min"], given["max"])
     whole = all(bound is None or math.isinf(bound) or bound == int(bound) for bound in bounds)
     if "int" not in str(found.ty.dtype) or not whole:
-        return importer.create_convert_map()["clamp.default"](node)
+        return _upstream("clamp.default", node, importer)
     for bound, function in zip(bounds, (op.maximum, op.minimum)):
         if bound is not None and not math.isinf(bound):
             found = emit(function(found, number(int(bound), found)))

@@ -69,12 +69,12 @@ def _hypot(emit: _Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
     """By the ratio of the smaller one to the larger, whose square doesn't overflow."""
     one, two = emit(op.abs(self)), emit(op.abs(other))
     large, small = emit(op.maximum(one, two)), op.minimum(one, two)
-    total = op.add(one, two)
+    total = emit(op.add(one, two))
     plain = emit(op.logical_and(op.greater(total, number(0, self)), op.isfinite(large)))
     ratio = emit(op.divide(small, op.where(plain, large, op.ones_like(large))))
     found = op.multiply(large, op.sqrt(op.add(op.multiply(ratio, ratio), number(1, self))))
     infinite = op.logical_or(op.isinf(one), op.isinf(two))
-    sized = op.where(plain, found, op.add(one, two))  # nothing, or no number
+    sized = op.where(plain, found, total)  # nothing, or no number
     return op.where(infinite, number(math.inf, self), sized)
 
 

@@ -213,10 +213,8 @@ def _hear(variables: Variables, hello: Mapping[str, Any], deadline: Deadline) ->
                     reason = str(error)
             for answering in _answering(told, min(wait, until.left)):
                 connection = told.pop(answering)
-                with contextlib.suppress(OSError):  # who takes a hello and goes isn't rank 0
-                    said = _heard(connection)
-                    if isinstance(said, dict) and said.keys() >= {"fault", "late", "where"}:
-                        return connection, said
+                if (said := _answer(connection)) is not None:
+                    return connection, said
                 connection.close()
                 reason = f"who listens at port {answering} isn't rank 0"
             if until.passed:
@@ -227,6 +225,15 @@ def _hear(variables: Variables, hello: Mapping[str, Any], deadline: Deadline) ->
     if told:
         reason = f"who listens at port {min(told)} says nothing"
     raise WorkerError(f"launch: rank 0 at {_named(variables)} did not answer within {deadline.seconds:g} s ({reason})")
+
+
+def _answer(connection: socket.socket) -> dict[str, Any] | None:
+    """What rank 0 answers; None from others, as from who takes a hello and goes."""
+    try:
+        said = _heard(connection)
+    except OSError:
+        return None
+    return said if isinstance(said, dict) and said.keys() >= {"fault", "late", "where"} else None
 
 
 def _answering(told: Mapping[int, socket.socket], seconds: float) -> list[int]:

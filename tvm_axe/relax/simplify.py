@@ -41,8 +41,7 @@ def simplified(model: IRModule, known: bool = True) -> IRModule:
         Whether all reshapes go behind pointwise operators, or only those of rows whose number is made of what isn't
         known.
     """
-    rewriter = _Rewriter(model)
-    rewriter.known = known
+    rewriter = _Rewriter(model, known)
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
             rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
@@ -54,7 +53,9 @@ def simplified(model: IRModule, known: bool = True) -> IRModule:
 
 @mutator
 class _Rewriter(PyExprMutator):
-    known: bool
+    def __init__(self, model: IRModule, known: bool) -> None:
+        super().__init__(model)
+        self.known = known
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """The call, with what its arguments are made of taken into account."""
