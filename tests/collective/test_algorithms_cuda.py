@@ -6,6 +6,7 @@ times, since the first is told, the second captured and the third launched as a 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 
@@ -143,9 +144,13 @@ def test_a_thousand_runs_leak_nothing(cuda: tvm.runtime.Device, how: str) -> Non
             loaded = workers.load(program([((2, size), "float32")] * 2, calls), resolve_target("cuda"))
             arguments = [(x, "tp"), (y, "tp")]
             workers.time(loaded, arguments, repeat=20)
-            before = held()
-            workers.time(loaded, arguments, repeat=1000)
-            assert held() == before
+            counts = [held()]
+            for _ in range(4):
+                workers.time(loaded, arguments, repeat=250)
+                counts.append(held())
+            assert {count[:2] for count in counts} == {counts[0][:2]}
+            # What is free is the whole GPU's, of which others take and give back, too.
+            assert min(before[2] - after[2] for before, after in itertools.pairwise(counts)) <= 0
             assert (y.slab(0) == 3).all() and (y.slab(1) == 3).all()
     finally:
         call("cuDevicePrimaryCtxRelease", call("cuDeviceGet", 0))
