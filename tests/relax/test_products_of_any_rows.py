@@ -68,8 +68,8 @@ def test_ranges_take_kernels_for_as_many_rows() -> None:
     def kernels(name: str, **values: tuple[int, ...]) -> list[str]:
         return [line.partition("(")[0] for line in ranges_of(products(with_ranges(mod, GPU, values)[0])[name])]
 
-    few = ["n <= 16: skinny_matmul", "n <= 64: skinny_matmul"]
-    assert kernels(up) == [*few, "n <= 128: matmul", "n <= 512: matmul", "n > 512: matmul"]
+    few = ["n <= 16: skinny_matmul", "n <= 32: skinny_matmul", "n <= 64: skinny_matmul"]
+    assert kernels(up) == [*few, *(f"n <= {n}: matmul" for n in (128, 256, 512)), "n > 512: matmul"]
     assert kernels(down) == [*few, "n > 64: matmul"]
     assert kernels(up, n=(64,)) == ["any n: skinny_matmul"]
     with pytest.raises(axe.InputError, match="no shape has the variable 'm'"):
