@@ -25,7 +25,7 @@ from tvm_axe._tvm.errors import (
     why_refused,
 )
 from tvm_axe._tvm.flattening import iter_map, keep_sums
-from tvm_axe._tvm.importing import torch_converters
+from tvm_axe._tvm.importing import from_onnx, torch_converters
 from tvm_axe._tvm.legalizing import legalize_ops
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.paged import PAGED, PAGED_ATTENDS, PAGED_CREATES, PAGED_POSITIONS, PagedCache, paged_cache, paged_call
@@ -117,6 +117,7 @@ __all__ = [
     "drawn",
     "fast_exp2",
     "flops",
+    "from_onnx",
     "function_frame",
     "has_partials",
     "host_triple",

@@ -1,4 +1,4 @@
-"""Upstream's importer of ``torch.export``: what it makes wrongly, leaves out, or makes of types of 16 bits."""
+"""Upstream's importers: what they make wrongly, leave out, or make of types of 16 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import IRModule, relax, tirx
 from tvm.relax import op
 
 from tvm_axe._tvm.torch_formulas import FORMULAS, number
@@ -67,6 +67,49 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
     }
     known = dict.fromkeys([*ExportedProgramImporter().create_convert_map(), *mended])
     return {name: partial(_as_pytorch_says, mended.get(name) or partial(_upstream, name)) for name in known}
+
+
+def from_onnx(
+    model: Any,
+    shape_dict: Mapping[str, Sequence[Any]] | None = None,
+    dtype_dict: Any = "float32",
+    opset: int | None = None,
+    keep_params_in_input: bool = False,
+    sanitize_input_names: bool = True,
+) -> IRModule:
+    """Import an ONNX model as upstream's ``tvm.relax.frontend.onnx.from_onnx`` does, right or not at all. ::
+
+        module = tvm_axe.relax.from_onnx(onnx.load("model.onnx"))
+
+    By itself upstream's importer
+
+    - looks at operators' names and at no domain, so that ``Attention`` of ONNX is the one of ``com.microsoft``;
+    - ignores that only one infinity is asked for in `IsInf`, thresholds of `NonMaxSuppression` that aren't constants,
+      `output_shape` of `ConvTranspose`, `antialias` and `exclude_outside` of `Resize`, and takes other pixels where its
+      scales don't divide sizes;
+    - gives zeros for the mean and the deviation of `LayerNormalization`, and another type for `OneHot` and for the mask
+      of `Dropout`;
+    - refuses computations with sizes, and doesn't know integer convolutions and products, `Celu`, `LpNormalization`,
+      ONNX's own `Attention` and others that ONNX itself writes out in operators that it knows.
+
+    Here these are computed as ONNX says. ONNX infers the type and the shape of each value, and what is made is held to
+    that: it is cast, or refused. Functions of the model are written out.
+
+    Parameters
+    ----------
+    model
+        An ``onnx.ModelProto``.
+    shape_dict, dtype_dict, opset, keep_params_in_input, sanitize_input_names
+        As upstream's importer takes them.
+
+    Raises
+    ------
+    InputError
+        If a node can't be imported; the message names it, its operator, and what can be done.
+    """
+    from tvm_axe._tvm.onnx_importing import import_onnx
+
+    return import_onnx(model, shape_dict or {}, dtype_dict, opset, keep_params_in_input, sanitize_input_names)
 
 
 def _upstream(name: str, node: Any, importer: Any) -> Any:

@@ -21,9 +21,9 @@ layer_norm
 NT_matmul
 """
 
-from tvm_axe._tvm import torch_converters
+from tvm_axe._tvm import from_onnx, torch_converters
 from tvm_axe.relax.alone import compile_model
 from tvm_axe.relax.pipeline import axe_pipeline
 from tvm_axe.relax.sharing import share_model
 
-__all__ = ["axe_pipeline", "compile_model", "share_model", "torch_converters"]
+__all__ = ["axe_pipeline", "compile_model", "from_onnx", "share_model", "torch_converters"]

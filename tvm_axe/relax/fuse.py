@@ -28,18 +28,19 @@ _NUM_INPUT = "num_input"  # attribute of a Relax function
 
 
 def is_model(mod: IRModule) -> bool:
-    """Whether it holds a Relax function that calls operators; one that only starts kernels is lowered already."""
-    found = False
+    """Whether it holds a Relax function that calls operators, or nothing; one that only starts kernels is lowered."""
+    found = calls = False
 
     def visit(node: relax.Expr) -> None:
-        nonlocal found
-        if isinstance(node, relax.Call) and isinstance(node.op, Op):
-            found = found or not str(node.op.name).startswith("relax.builtin.")
+        nonlocal found, calls
+        if isinstance(node, relax.Call):
+            calls = True
+            found = found or (isinstance(node.op, Op) and not str(node.op.name).startswith("relax.builtin."))
 
-    for _, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, visit)
-    return found
+    functions = [func for _, func in mod.functions_items() if isinstance(func, relax.Function)]
+    for func in functions:
+        relax.analysis.post_order_visit(func, visit)
+    return found or (bool(functions) and not calls)
 
 
 def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModule:

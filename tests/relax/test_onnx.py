@@ -1,0 +1,179 @@
+"""ONNX's own samples of its operators, those that upstream's importer makes something else of: right, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvm_axe as axe
+from tvm_axe.relax import from_onnx
+
+onnx = pytest.importorskip("onnx", reason="its samples are the judge")
+helper, numpy_helper = onnx.helper, onnx.numpy_helper
+FLOAT, INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
+MICROSOFT = "com.microsoft"
+
+WRONG = [
+    "bitshift_left_int32_negative_shift", "isinf_negative", "isinf_positive", "layer_normalization_4d_axis1",
+    "convtranspose_output_shape", "dropout_default_mask", "mod_float_edge_cases_fmod_0_float32",
+    "nonmaxsuppression_suppress_by_IOU_and_scores", "resize_downsample_scales_linear", "reduce_max_empty_set",
+    "resize_downsample_sizes_cubic_antialias", "resize_downsample_scales_cubic_A_n0p5_exclude_outside",
+    "spacetodepth_crd_mode_example", "mvn",
+]  # fmt: skip
+"""Of which upstream's importer makes other numbers, another type or another shape, without a word."""
+UNKNOWN = [
+    "attention_3d_gqa_causal", "attention_4d_with_past_and_present_qk_matmul_bias", "constantofshape_int_zeros",
+    "convinteger_with_padding", "eyelike_populate_off_main_diagonal", "identity", "lpnormalization_default",
+    "onehot_with_axis", "pow_types_int32_float32", "qlinearconv", "reduce_max_bool_inputs",
+    "resize_upsample_sizes_nearest_axes_3_2", "rotary_embedding_interleaved", "shape_start_1_end_2",
+]  # fmt: skip
+"""Which it, or the compiler, refuses in words of its own."""
+PLAIN = ["add_bcast", "conv_with_strides_padding", "gemm_all_attributes", "quantizelinear_axis", "softmax_axis_1"]
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, Any]:
+    from onnx.backend.test.loader import load_model_tests
+
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {each.name.removeprefix("test_"): each for each in load_model_tests(kind="node")}
+
+
+def with_constants(model: Any, arrays: list[Any]) -> tuple[Any, list[Any]]:
+    """A sample whose numbers beside the data are initializers, as they are in models."""
+    made, kept = onnx.ModelProto(), []
+    made.CopyFrom(model)
+    made.graph.ClearField("input")
+    for at, (value, array) in enumerate(zip(model.graph.input, arrays, strict=True)):
+        if at and array.ndim < 2 and array.size <= 8 and array.dtype.kind in "iubf":
+            made.graph.initializer.append(numpy_helper.from_array(array, value.name))
+        else:
+            made.graph.input.append(value)
+            kept.append(array)
+    return made, kept
+
+
+@pytest.mark.parametrize("name", [*WRONG, *UNKNOWN, *PLAIN])
+def test_samples(samples: dict[str, Any], name: str) -> None:
+    if name not in samples:
+        pytest.skip(f"this onnx has no sample {name}")
+    inputs, wanted = samples[name].data_sets[0]
+    model, given = with_constants(samples[name].model, inputs)
+    found = axe.compile(from_onnx(model), work_dir=None)(*given)
+    for got, want in zip(found if isinstance(found, list | tuple) else [found], wanted, strict=True):
+        got = np.asarray(got)
+        assert got.shape == want.shape and got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+
+
+def model_of(nodes: list[Any], inputs: dict[str, Any], weights: dict[str, Any], kind: int = FLOAT) -> Any:
+    """A model of nodes whose result is y; inputs are arrays, or a type and a shape."""
+    told = {
+        name: (helper.np_dtype_to_tensor_dtype(each.dtype), each.shape) if isinstance(each, np.ndarray) else each
+        for name, each in inputs.items()
+    }
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, *each) for name, each in told.items()],
+        [helper.make_tensor_value_info("y", kind, None)],
+        [numpy_helper.from_array(np.asarray(each), name) for name, each in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)])
+    model.ir_version = 8
+    return model
+
+
+def drawn(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype("float32")
+
+
+RESHAPED = [
+    helper.make_node("Shape", ["x"], ["shape"]),
+    helper.make_node("Gather", ["shape", "both"], ["taken"]),
+    helper.make_node("Concat", ["taken", "last"], ["target"], axis=0),
+    helper.make_node("Reshape", ["x", "target"], ["y"]),
+]
+
+
+def test_sizes_that_are_computed_stay_sizes() -> None:
+    model = model_of(RESHAPED, {"x": (FLOAT, ["b", "n", 8])}, {"both": [1, 0], "last": [2, 4]})
+    exe = axe.compile(from_onnx(model), work_dir=None)
+    for shape in ((2, 3, 8), (1, 5, 8)):
+        x = drawn(*shape)
+        np.testing.assert_array_equal(np.asarray(exe(x)), x.reshape(shape[1], shape[0], 2, 4))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_if_takes_one_of_its_branches(known: bool) -> None:
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node(operator, ["x"], [name])], name, [], [helper.make_tensor_value_info(name, FLOAT, None)]
+        )
+        for name, operator in (("then", "Neg"), ("else", "Relu"))
+    }
+    truth = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))
+    first = helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0)
+    nodes = [truth] if known else [first, helper.make_node("Greater", ["sum", "zero"], ["c"])]
+    model = model_of(
+        [*nodes, helper.make_node("If", ["c"], ["y"], **branches)], {"x": (FLOAT, [3, 4])}, {"zero": np.float32(0)}
+    )
+    exe = axe.compile(from_onnx(model), work_dir=None)
+    for x in (np.abs(drawn(3, 4)), -np.abs(drawn(3, 4))):
+        want = -x if known or x.sum() > 0 else np.maximum(x, 0)
+        np.testing.assert_array_equal(np.asarray(exe(x)), want)
+
+
+LAYERS: dict[str, tuple[Any, tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
+    "SkipLayerNormalization": ({"x": drawn(2, 5, 16)}, ("x", "x", "g"), {"g": drawn(16)}, {"epsilon": 1e-5}),
+    "QuickGelu": ({"x": drawn(2, 5, 16)}, ("x",), {}, {}),
+    "Attention": (
+        {"x": drawn(2, 5, 16), "m": np.array([[1, 1, 1, 0, 0], [1] * 5], "int32")}, ("x", "w", "b", "m"),
+        {"w": drawn(16, 48) / 4, "b": drawn(48)}, {"num_heads": 4},
+    ),
+    "MultiHeadAttention": (
+        {"x": drawn(2, 5, 16), "k": drawn(2, 7, 16)}, ("x", "k", "k", "b"), {"b": drawn(48)}, {"num_heads": 4},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", LAYERS)
+def test_layers_of_onnx_runtime(operator: str) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="it is the judge")
+    inputs, names, weights, attributes = LAYERS[operator]
+    model = model_of([helper.make_node(operator, names, ["y"], domain=MICROSOFT, **attributes)], inputs, weights)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (want,) = session.run(None, inputs)
+    got = np.asarray(axe.compile(from_onnx(model), work_dir=None)(*inputs.values()))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+ROIS = {"p": drawn(1, 1, 4, 4), "r": drawn(2, 4), "i": np.zeros(2, "int64")}
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (helper.make_node("Det", ["x"], ["y"], name="one"), r"aren't imported: Det \(node one\)"),
+        (helper.make_node("Add", ["x", "x"], ["y"], domain="else.where"), r"else.where.Add \(node y\)"),
+        (
+            helper.make_node("Dropout", ["x", "half", "yes"], ["y"], name="drop"),
+            "drop: Dropout isn't imported: it is for",
+        ),
+        (
+            helper.make_node("LpNormalization", ["x"], ["y"], name="norm", slope=1.0),
+            "norm: LpNormalization isn't imported",
+        ),
+    ],
+)
+def test_what_is_refused_is_named(node: Any, message: str) -> None:
+    model = model_of([node], {"x": (FLOAT, [3, 3])}, {"half": np.float32(0.5), "yes": np.array(True), **ROIS})
+    model.opset_import.append(helper.make_opsetid("else.where", 1))
+    with pytest.raises(axe.InputError, match=message):
+        from_onnx(model)
