@@ -70,7 +70,7 @@ def check_joins(program: TileProgram) -> None:
         _alone(node, tiles)
     joined = frozenset(tile for node in program.nodes() for tile, _ in node.joins if tile.scope == "global")
     if joined:
-        _Order(joined, tiles).body(program.body, {})
+        _Flagged(joined, tiles).body(program.body, {})
 
 
 def _alone(node: Node, tiles: dict[tirx.Buffer, Tile]) -> None:
@@ -121,7 +121,7 @@ def _unordered(node: Node, tile: Tile, how: str, other: Node, kind: str) -> Tile
     )
 
 
-class _Order:
+class _Flagged:
     """Walks a program in order; loops twice, as what an iteration does comes before all of the next, too."""
 
     def __init__(self, joined: frozenset[Tile], tiles: dict[tirx.Buffer, Tile]) -> None:
