@@ -2,8 +2,10 @@
 
 Numbers are int32, so every bit counts. How a phase tells is drawn: a flag for each peer or one that counts, reset or
 not, told by an order or by that a kernel has begun; to whom rows go, by a shift or by `me ^ k`, and what is done with
-them, too. In some phases a loop hands rows on through a few slots, and who takes a row gives its slot back. Every
-program is right by construction, so a fault of the interpreter is one of it or of the program's reading.
+them, too. In some phases rows are added atomically to what peers have; in some the own slot of what peers store to is
+read first, as in an exchange in place. In others a loop hands rows on through a few slots, and who takes a row gives
+its slot back. Every program is right by construction, so a fault of the interpreter is one of it or of the program's
+reading.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class _MeshMaker:
         phases = self.rng.choice([1, 2, 3])
         for phase in range(phases):
             mistake = self.mistake if phase == phases - 1 else None
-            drawn = self.rng.choices([self.push, self.hand_on, self.pull], [0.5, 0.3, 0 if mistake else 0.2])
+            ways = [self.push, self.hand_on, self.join, self.pull]
+            drawn = self.rng.choices(ways, [0.4, 0.3, 0.2, 0 if mistake else 0.2])
             drawn[0](phase, mistake)
         self.param("out", shape, False)
         body = [
@@ -107,8 +110,10 @@ class _MeshMaker:
         xor = self.rng.random() < 0.3
         meetings = {shift: self.meeting(shift, xor) for shift in shifts}
         counts = self.rng.random() < 0.3 and not any(condition for _, _, condition in meetings.values())
-        self.param(f"to{phase}", (devices, self.rows * split, n), True)
+        in_place = self.rng.random() < 0.3  # the own slot has a row from the start
+        self.param(f"to{phase}", (devices, self.rows * split, n), True, values=in_place)
         self.param(f"flags{phase}", (1 if counts else devices, self.rows), True, flags=True)
+        self.lines += self.taking(f"to{phase}[me, me, i * {split}, 0]") if in_place else []
         slot = "0" if counts else "me"
         left_out = [s for s in shifts if s][-1] if mistake else None
         for shift, (peer, _, condition) in meetings.items():
@@ -126,6 +131,27 @@ class _MeshMaker:
             if not counts and not (mistake == "wait" and shift == left_out):
                 lines.insert(0, f"tile.wait(flags{phase}[me, {source}, i], reset={reset})")
             self.put(condition, lines)
+
+    def join(self, phase: int, mistake: str | None) -> None:
+        """Add the row to what some peers have, in no order, tell them, and take in one's own once all have added."""
+        n, split, devices, held = self.n, self.split, self.devices, f"held{phase}"
+        shifts = self.rng.sample(range(devices), self.rng.randint(2 if mistake else 1, devices))
+        self.param(held, (self.rows * split, n), True, flags=True)
+        self.param(f"flags{phase}", (self.rows,), True, flags=True)
+        for shift in shifts:
+            peer = f"(me + {shift}) % {devices}"
+            place = f"i * {split}:i * {split} + {split}, 0:{n}"
+            if self.rng.random() < 0.5:
+                self.lines.append(f"tile.atomic_add(total, {held}[{peer}, {place}])")
+            else:
+                self.lines.append(f"with tile.parallel({split}, {n}) as (r, c):")
+                self.lines.append(f"    tile.atomic_add(total[r, c], {held}[{peer}, i * {split} + r, c])")
+            if not (mistake == "signal" and shift == shifts[-1]):
+                told = f"({peer} + 1) % {devices}" if mistake == "peer" and shift == shifts[-1] else peer
+                self.lines.append(f"tile.signal(flags{phase}[{told}, i], add=True)")
+        if mistake != "wait":
+            self.lines.append(f"tile.wait(flags{phase}[me, i], {len(shifts)}, reset={self.rng.random() < 0.5})")
+        self.lines += self.taking(f"{held}[me, i * {split}, 0]")
 
     def hand_on(self, phase: int, mistake: str | None) -> None:
         """Have a loop store rows to a peer through a few slots, each of which the peer gives back once it has read."""

@@ -209,6 +209,9 @@ class _Memory:
             readers = self.reader[where]
             self.reader[where] = np.where((readers == NOBODY) | (readers == who), who, MANY)
 
+    def join(self, where: tuple, thread: int) -> None:
+        """Note that a block joins values with elements, which needs no order with others' joins."""
+
 
 class _Block:
     """What one block does."""
@@ -387,6 +390,7 @@ class _Block:
         """Join a value of each active point with an element, which others may be joined with too."""
         where = tuple(np.broadcast_to(self._written(index, active), active.shape) for index in indices)
         self._inside(memory, where, active)
+        memory.join(tuple(index[active] for index in where), self.number)
         how.at(memory.data, tuple(index[active] for index in where), np.broadcast_to(value, active.shape)[active])
         memory.data[...] = self._kept(memory.data, memory.tile.dtype)
 
@@ -396,6 +400,7 @@ class _Block:
         """Compare and swap at one active point after the other; what each found."""
         where = tuple(np.broadcast_to(self._written(index, active), active.shape) for index in indices)
         self._inside(memory, where, active)
+        memory.join(tuple(index[active] for index in where), self.number)
         former = np.zeros(active.shape, memory.data.dtype)
         compare, value = (np.broadcast_to(each, active.shape) for each in (compare, value))
         kept = np.broadcast_to(self._kept(value, memory.tile.dtype), active.shape)
@@ -465,6 +470,8 @@ class _Block:
         memory, there, part = self._box(region)
         if memory.touching == "block" and atomic is None:
             memory.check(there, np.asarray(self.number), True)
+        if atomic is not None:
+            memory.join(there, self.number)
         if memory.data.dtype.kind in "iu" and values.dtype.kind == "f":
             values = np.trunc(values)
         kept = values[part] if atomic is None else _JOINS[atomic](memory.data[there], values[part])

@@ -69,6 +69,12 @@ class _Clocks:
         """What a device's kernel before this one counts as."""
         return self.threads + device
 
+    def name(self, thread: int) -> str:
+        """Who a thread is, in words."""
+        if thread >= self.threads:
+            return f"what came before on device {thread - self.threads}"
+        return f"block {thread - self.home.index(self.home[thread])} of device {self.home[thread]}"
+
     def released(self, thread: int, ordered: bool) -> np.ndarray:
         """What a thread's signal says: all that it has done and seen, or that its device has begun."""
         if ordered:
@@ -90,26 +96,47 @@ class _Ordered(_Memory):
         super().__init__(tile, data, "block")
         self.clocks = clocks
         self.by, self.at = begins.copy(), np.ones(data.shape, "int64")
-        self.read = np.zeros((clocks.threads, *data.shape), "int32")
+        self.read, self.joined = (np.zeros((clocks.threads, *data.shape), "int32") for _ in range(2))
         self.set_with: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
         self.set_by: dict[tuple[int, ...], tuple[int, int, bool]] = {}
 
     def check(self, where: tuple, who: np.ndarray, stores: bool) -> None:
         thread = int(who)
-        now = self.clocks.time[thread]
+        now, done = self.clocks.time[thread], "stored" if stores else "read"
         # What is stored over what was there before the kernel is free by agreement: buffers that are used in turns.
         counts = self.by[where] < len(self.clocks.time) if stores else True
-        if (counts & (self.at[where] > now[self.by[where]])).any():
-            raise Fault(
-                f"{self.tile}: an element is {'stored' if stores else 'read'}, and another's store isn't ordered"
-            )
+        self._ordered(where, thread, done, "store", counts & (self.at[where] > now[self.by[where]]), self.by[where])
+        self._others(where, thread, done, "join of it", self.joined)
         if not stores:
             self.read[(thread, *where)] = now[thread]
             return
-        reads = self.read[(slice(None), *where)]
-        if (reads > now[: len(reads)].reshape(-1, *[1] * (reads.ndim - 1))).any():
-            raise Fault(f"{self.tile}: an element is stored, and another's read of it isn't ordered")
+        self._others(where, thread, done, "read of it", self.read)
         self.by[where], self.at[where] = thread, now[thread]
+
+    def join(self, where: tuple, thread: int) -> None:
+        """Note that a thread joins values with elements; those of others it needs no order with."""
+        now = self.clocks.time[thread]
+        late = (self.by[where] < len(self.clocks.time)) & (self.at[where] > now[self.by[where]])
+        self._ordered(where, thread, "joined", "store", late, self.by[where])
+        self._others(where, thread, "joined", "read of it", self.read)
+        self.joined[(thread, *where)] = now[thread]
+
+    def _others(self, where: tuple, thread: int, done: str, what: str, times: np.ndarray) -> None:
+        """Refuse what others did at times that the thread hasn't seen."""
+        those = times[(slice(None), *where)]
+        late = those > self.clocks.time[thread][: len(those)].reshape(-1, *[1] * (those.ndim - 1))
+        self._ordered(where, thread, done, what, late.any(axis=0), late.argmax(axis=0))
+
+    def _ordered(self, where: tuple, thread: int, done: str, what: str, late: np.ndarray, others: np.ndarray) -> None:
+        """Refuse elements at which what another did isn't ordered: say of one of them where it is, and who both are."""
+        if np.any(late):
+            first = tuple(np.argwhere(late)[0])
+            place = np.arange(self.data.size).reshape(self.data.shape)[where][first]
+            at = [int(index) for index in np.unravel_index(int(place), self.data.shape)]
+            one, other = self.clocks.name(thread), self.clocks.name(int(np.broadcast_to(others, np.shape(late))[first]))
+            raise Fault(
+                f"{self.tile}: an element is {done}, and another's {what} isn't ordered: {at}, by {one} and by {other}"
+            )
 
     def signal(self, thread: int, place: tuple[int, ...], value: int, ordered: bool, add: bool) -> None:
         self.change(thread, place, add)
@@ -285,5 +312,7 @@ class _Mesh:
                 continue
             for device, seen in enumerate(of_device):
                 late = memory.at[device] > seen[memory.by[device]]
-                if late.any():
-                    raise Fault(f"{memory.tile}: device {device} ends, and a store to its slab isn't ordered")
+                joins = memory.joined[:, device] > seen[: len(memory.joined)].reshape(-1, *[1] * late.ndim)
+                for what, those in (("store to", late), ("join with", joins)):
+                    if those.any():
+                        raise Fault(f"{memory.tile}: device {device} ends, and a {what} its slab isn't ordered")

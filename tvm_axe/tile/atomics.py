@@ -61,8 +61,9 @@ def atomic_add(src: Any, dst: Any) -> Any:
     src : Buffer, BufferRegion, number or Expr
         A tile, which is added as ``copy(src, dst, atomic="add")`` does; or inside `parallel` a value of `dst`'s type.
     dst : BufferRegion or an element
-        Where to, in a tensor in global memory that the program touches in no other way, or in a tile in shared memory
-        that the `parallel` touches in no other way. For a value, an element.
+        Where to, in a tensor in global memory that the program touches in no other way, unless flags order that
+        (`tvm_axe.tile.joining`), or in a tile in shared memory that the `parallel` touches in no other way. For a
+        value, an element.
 
     Raises
     ------
@@ -95,8 +96,8 @@ def atomic_cas(compare: Any, src: Any, dst: Any) -> Any:
     compare, src : number or Expr
         Values of `dst`'s type.
     dst : an element
-        Of a tensor in global memory that the program touches in no other way, or of a tile in shared memory that the
-        `parallel` touches in no other way; of int32, int64 or uint32.
+        Of a tensor in global memory or of a tile in shared memory, as `atomic_add` takes them; of int32, int64 or
+        uint32.
 
     Returns
     -------

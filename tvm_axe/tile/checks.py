@@ -17,6 +17,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.atomics import is_swap
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.joining import check_joins
 from tvm_axe.tile.keys import ORDERED
 from tvm_axe.tile.meeting import check_meeting
 from tvm_axe.tile.nodes import (
@@ -59,6 +60,7 @@ def check(program: TileProgram) -> None:
     for node, scope in scoped(program):
         for rule in _RULES.of(node):
             rule(node, scope, known)
+    check_joins(program)
     _written(program.body, tiles, set(program.params))
     check_pipelines(program)
     check_blocks(program)
@@ -99,38 +101,6 @@ def _copy(copy: Copy, scope: Scope, known: _Known) -> None:
         raise TileError(f"{copy}: src has shape {src.extents}, dst {dst.extents}; they must be equal up to ones")
     if src.tile is dst.tile and not _disjoint(src, dst, known.analyzer):
         raise TileError(f"{copy}: src and dst may overlap; valid are parts of {src.tile} that provably don't")
-
-
-def _joins(node: Copy | Parallel, scope: Scope, known: _Known) -> None:
-    """Refuse atomics in registers, and what is touched otherwise too, in no order with them.
-
-    Of a tensor that is by all blocks, of a shared tile by the points of the node alone, as the block waits behind it.
-    """
-    for tile, how in node.joins:
-        if tile.scope not in ("global", "shared"):
-            raise TileError(f"{node}: atomically into {tile}; valid are a tensor in global memory and a tile.shared")
-        if isinstance(node, Copy) and (node.src.tile.scope, tile.scope) == ("global", "shared"):
-            raise TileError(f"{node}: atomically into {tile}, from a tensor; valid is a tile.fragment between them")
-        alone = tile.scope == "shared"
-        other_place = "a `parallel` of its own" if alone else "another tensor, or a program of its own"
-        for other in (node,) if alone else known.program.nodes():
-            if other.bodies:
-                continue
-            plain = tile in (*other.reads, *scalars(other, known.tiles))
-            if isinstance(other, Parallel):
-                plain = plain or any(a.buffer.same_as(tile.buffer) and not a.atomic for a in accesses(other))
-            elif tile in other.writes and tile not in (t for t, _ in other.joins):
-                plain = True
-            if plain:
-                raise TileError(
-                    f"{node}: joins values with {tile} atomically, and `{other}` reads or stores it, in no order with "
-                    f"that; valid is {other_place} before or behind this one"
-                )
-            if any(t is tile and kind != how for t, kind in other.joins):
-                raise TileError(
-                    f"{node}: joins values with {tile} by {how}, and `{other}` by another; they have no order, so "
-                    "valid is one of add, max, min and cas"
-                )
 
 
 def _disjoint(a: Region, b: Region, analyzer: sym.Analyzer) -> bool:
@@ -314,12 +284,12 @@ _RULES: TypeTable[tuple[_Rule, ...]] = TypeTable(
     {
         Assign: (_scalars, _assign),
         Branch: (_scalars,),
-        Copy: (_copy, _joins, _regions, _scalars),
+        Copy: (_copy, _regions, _scalars),
         Fill: (_regions, _scalars),
         Gemm: (_gemm, _regions, _scalars),
         Let: (_scalars,),
         Loop: (_scalars,),
-        Parallel: (_joins, _parallel),
+        Parallel: (_parallel,),
         Print: (_regions, _scalars),
         Reduce: (_reduce, _regions, _scalars),
         Scan: (_scan, _regions, _scalars),

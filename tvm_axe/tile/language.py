@@ -131,7 +131,8 @@ def kernel(
         Neighbouring blocks, a dimension each, that may load shared operands once (multicast). A hint that no
         target takes up yet: blocks load for themselves (docs/decisions/0013 says why).
     roles : str, optional
-        ``"specialized"``: a producer warp loads, the others compute. ``"uniform"``: every warp does both.
+        ``"specialized"``: a producer warp loads, the others compute. ``"uniform"``: every warp does both. Left out, it
+        is specialized where products, loads and flags allow it; `explain` says what doesn't.
     order : str, optional
         ``"given"``: points are taken in the order of the grid. Without it, a dimension along which loops grow longer
         is taken from its end.
@@ -292,7 +293,8 @@ def copy(src: Any, dst: Any, *, atomic: str | None = None) -> Any:
         don't count.
     atomic : str, optional
         ``"add"``: add to what `dst`, in global memory, holds, in no order; ``"max"``, ``"min"``: keep the larger or
-        the smaller of both (`tvm_axe.tile.atomics`). The program touches the tensor in no other way then.
+        the smaller of both (`tvm_axe.tile.atomics`). The program touches the tensor in no other way
+        then, unless flags order that (`tvm_axe.tile.joining`).
 
     Raises
     ------

@@ -2,13 +2,19 @@
 
 A device's peers run beside it. So what they have written is there once one of them has said so, and what is stored to
 them is theirs once they have been told. Which flag says which, the tests' interpreter judges; a program in which no
-wait comes before such a load, or no signal behind such a store, is refused here.
+wait comes before such a load, or no signal behind such a store, is refused here. A device's own slab may be loaded from
+before any wait, where peers store to other elements, or wait themselves before they do: an exchange in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import ir
 
 from tvm_axe.errors import TileError
 from tvm_axe.tile.dispatch import TypeTable
@@ -29,10 +35,10 @@ from tvm_axe.tile.nodes import (
     Sort,
     Wait,
 )
-from tvm_axe.tile.points import accesses
+from tvm_axe.tile.points import accesses, evaluate
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.walking import substitute_in, tiles_of, walk
+from tvm_axe.tile.walking import substitute_in, walk
 
 
 def check_peers(program: TileProgram) -> None:
@@ -51,37 +57,80 @@ _Pending = dict[Node, Tile]
 """The stores to peers that no signal has announced yet, in order."""
 
 
+@dataclass(frozen=True)
+class _Touch:
+    """What a node does to a mesh tensor: the first element along each dimension, how many, and whether it stores."""
+
+    tile: Tile
+    start: tuple[Any, ...]
+    extents: tuple[int, ...]
+    stores: bool
+
+
 class _Order:
     def __init__(self, program: TileProgram) -> None:
         self.device, self.analyzer, self.waited = program.device, program.analyzer(), False
+        self.devices = range(program.devices)
         self.tiles = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
         self.names: dict[Any, Any] = {}
         for node in walk(program.body):
             if isinstance(node, Let):
                 self.names[node.var] = substitute_in(node.value, self.names)
-        self.shared = {
-            tile for node in walk(program.body) for tile, index, stores in self.touched(node)
-            if stores and not self.own(index)
-        }  # fmt: skip
+        nodes = tuple(walk(program.body))
+        first = next((at for at, node in enumerate(nodes) if isinstance(node, Wait)), len(nodes))
+        self.shared = {touch.tile for node in nodes for touch in self.to_peers(node)}
+        self.early = [touch for node in nodes[:first] for touch in self.to_peers(node)]
 
     def own(self, index: Any) -> bool:
         """Whether the slabs at an index of dimension 0 are the device's own, for certain."""
         return bool(self.analyzer.can_prove_equal(substitute_in(index, self.names), self.device))
 
-    def touched(self, node: Node) -> Iterator[tuple[Tile, Any, bool]]:
-        """The mesh tensors that a node loads from or stores to (True), each with its index of dimension 0."""
+    def to_peers(self, node: Node) -> list[_Touch]:
+        """What a node stores to slabs that may be other devices'."""
+        return [touch for touch in self.touched(node) if touch.stores and not self.own(touch.start[0])]
+
+    def meets(self, load: _Touch) -> bool:
+        """Whether a peer may store to what a device loads from its own slab, before either has waited for anybody."""
+        return any(
+            store.tile is load.tile and self.may_meet(load, device, store, peer)
+            for store in self.early
+            for device in self.devices
+            for peer in self.devices
+            if peer != device
+        )
+
+    def may_meet(self, load: _Touch, device: int, store: _Touch, peer: int) -> bool:
+        """Whether elements that a device loads may be among those that a peer stores, as far as indices are known."""
+        for one, size, other, count in zip(load.start, load.extents, store.start, store.extents):
+            a, b = self.known(one, device), self.known(other, peer)
+            if a is not None and b is not None and (a + size <= b or b + count <= a):
+                return False
+        return True
+
+    def known(self, index: Any, device: int) -> int | None:
+        """An index on a device; None where it depends on more than that."""
+        found = evaluate(substitute_in(index, self.names), {self.device: np.asarray(device)})
+        return None if found is None else int(found)
+
+    def touched(self, node: Node) -> Iterator[_Touch]:
+        """What a node itself loads from mesh tensors and stores to them."""
         if isinstance(node, Parallel):
             for access in accesses(node):
-                if self.tiles[access.buffer].is_mesh:
-                    yield self.tiles[access.buffer], access.indices[0], access.stores
+                tile = self.tiles[access.buffer]
+                if tile.is_mesh:
+                    yield _Touch(tile, tuple(access.indices), (1,) * len(tile.shape), access.stores)
         elif isinstance(node, Copy | Fill):
             for region in node.regions:
                 if region.tile.is_mesh:
-                    yield region.tile, region.start[0], region is node.dst
+                    yield _Touch(region.tile, region.start, region.extents, region is node.dst)
+        loads: list[ir.TensorLoad] = []
         for expression in node.scalars:
-            for tile in () if isinstance(expression, int) else tiles_of(expression, self.tiles):
-                if tile.is_mesh:
-                    yield tile, 0, False
+            if not isinstance(expression, int):
+                tvm_ffi.structural_walk(expression, (ir.TensorLoad, loads.append))
+        for load in loads:
+            tile = self.tiles[load.source]
+            if tile.is_mesh:
+                yield _Touch(tile, tuple(load.indices), (1,) * len(tile.shape), False)
 
     def body(self, nodes: tuple[Node, ...], pending: _Pending) -> _Pending:
         for node in nodes:
@@ -89,14 +138,24 @@ class _Order:
         return pending
 
     def plain(self, node: Node, pending: _Pending) -> _Pending:
-        for tile, index, stores in self.touched(node):
-            if not stores and not self.waited and (tile in self.shared or not self.own(index)):
-                why = "which peers store to" if tile in self.shared else "which are other devices'"
+        for touch in self.touched(node):
+            tile, own = touch.tile, self.own(touch.start[0])
+            if not touch.stores and not self.waited and (not own or self.meets(touch)):
+                why = "which peers store to" if own else "which are other devices'"
+                written = (
+                    ""
+                    if own or tile in self.shared
+                    else (
+                        "; that kernels before this one have ended, which may have written them, "
+                        "tile.signal(flags[...], ordered=False) on every device says"
+                    )
+                )
                 raise TileError(
                     f"{node}: it loads from slabs of {tile}, {why}, and no wait comes before it, so nothing says that "
-                    "they are written; valid is tile.wait(flags[me, ...]) before it, for a signal of their writer"
+                    f"they are written; valid is tile.wait(flags[me, ...]) before it, for a signal of their writer"
+                    f"{written}"
                 )
-            if stores and not self.own(index):
+            if touch.stores and not own:
                 pending = {**pending, node: tile}
         return pending
 

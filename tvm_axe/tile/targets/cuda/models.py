@@ -1,7 +1,8 @@
 """The two models of a CUDA kernel, and which of them a program runs in.
 
 *Specialized*: a producer warp loads by TMA what consumer warpgroups multiply by wgmma (sm_90a). *Uniform*: every warp
-loads and computes (sm_80, sm_89, sm_100a, and what the tensor cores of sm_90a don't do).
+loads and computes (sm_80, sm_89, sm_100a, what the tensor cores of sm_90a don't do, and what flags order between roles
+no more).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tvm_axe.tile.targets.cuda.instructions import philox, small_integers
 from tvm_axe.tile.targets.cuda.plan import CudaPlan
 from tvm_axe.tile.targets.cuda.specialized.emit import lower as _lower_specialized
 from tvm_axe.tile.targets.cuda.specialized.obstacles import obstacle
+from tvm_axe.tile.targets.cuda.specialized.ordering import OrderError
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.plan import decide as _decide_specialized
 from tvm_axe.tile.targets.cuda.uniform.emit import lower as _lower_uniform
@@ -36,15 +38,24 @@ def decide(program: TileProgram, target: Target) -> CudaPlan:
     ------
     TileError
         The program asks for what the target or its tiles can't do: roles, an instruction, threads, shared memory, a
-        type; or the uses of a fragment want different layouts.
+        type; the uses of a fragment want different layouts; or roles are asked for between which flags don't order what
+        they should.
     """
     check_atomics(program)
     why, roles = obstacle(program, target), program.options.get("roles")
+    asked = roles == "specialized" or any(
+        isinstance(node, Gemm) and node.instruction == "wgmma" for node in program.nodes()
+    )
     if why is None and roles != "uniform":
-        return _decide_specialized(program, target)
+        try:
+            return _decide_specialized(program, target)
+        except OrderError as error:
+            if asked:
+                raise
+            why = error.reason
     if roles == "specialized":
         raise TileError(f"kernel: roles='specialized', but {why}; without it the roles are uniform")
-    if any(isinstance(node, Gemm) and node.instruction == "wgmma" for node in program.nodes()):
+    if asked:
         raise TileError(
             f"gemm: instruction='wgmma', which the specialized model has, but {why or 'roles=uniform'}; without it the "
             "product is by mma or multiply-adds"

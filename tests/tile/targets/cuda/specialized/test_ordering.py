@@ -1,5 +1,6 @@
 """`wait` and `signal` in the specialized model: who waits, stores and signals, what is refused, and the code."""
 
+import re
 import shutil
 import subprocess
 
@@ -247,13 +248,18 @@ STORED = "signal .*: the storing warp signals, and `{}.*`, before it, is stored 
     ],
 )
 def test_not_ordered(name, message):
-    refused(product(name), message)
-    refused(product(name), "valid in a specialized kernel .* or roles='uniform'")
+    asked = product(name, roles="specialized")
+    refused(asked, message)
+    refused(asked, "valid in a specialized kernel .* or roles='uniform'")
     assert isinstance(tile.plan(product(name, roles="uniform"), HOPPER), UniformPlan)
+    left_open = tile.plan(product(name), HOPPER)
+    assert isinstance(left_open, UniformPlan)
+    (why,) = (decision.reason for decision in left_open.decisions if decision.subject == "roles")
+    assert re.search(message, why) and "valid" not in why
 
 
 def test_a_store_that_is_not_staged():
-    refused(product("a signal behind", dtype="float32"), STORED.format("copy c", "C"))
+    refused(product("a signal behind", dtype="float32", roles="specialized"), STORED.format("copy c", "C"))
 
 
 @pytest.mark.parametrize("epilogue_tile", [(32, 32), (24, 64), (4, 64), (128, 64), (32, 256)])

@@ -40,6 +40,20 @@ from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 from tvm_axe.tile.walking import leaves
 
 
+class OrderError(TileError):
+    """What a wait or a signal would not order between the roles of a specialized kernel; a uniform one orders it.
+
+    Attributes
+    ----------
+    reason : str
+        What isn't ordered, without what would be.
+    """
+
+    def __init__(self, reason: str, valid: str) -> None:
+        super().__init__(f"{reason}; valid in a specialized kernel {valid}, or roles='uniform'")
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class _Before:
     """What may have been done, and what has been done for certain, before a statement.
@@ -94,7 +108,7 @@ def check(program: TileProgram, buffers: Collection[CircularBuffer], staged: Col
 
     Raises
     ------
-    TileError
+    OrderError
         Consumers read global memory behind a wait; the producer loads, behind none, what the kernel stores; something
         is stored behind a wait, with no load in between; a signal comes behind a store that consumers make themselves,
         or behind none, or behind a read that no stored tile is behind.
@@ -130,9 +144,10 @@ class _Order:
             return self.consumers(node, before)
         self.reads(node, scalars(node, self.tiles), before)
         if node.src.tile in self.written and before.waited is None:
-            raise TileError(
+            raise OrderError(
                 f"{node}: the producer loads from {node.src.tile}, which the kernel stores to beside it, and no wait "
-                "comes before; valid in a specialized kernel is a wait for who stores, or roles='uniform'"
+                "comes before",
+                "is a wait for who stores",
             )
         buffer = self.owner[node]
         before = replace(before, read={**before.read, node: buffer})
@@ -143,10 +158,10 @@ class _Order:
         self.reads(node, (*node.reads, *scalars(node, self.tiles)), before)
         stores = [tile for tile in node.writes if tile.scope == "global"]
         if stores and before.pending is not None:
-            raise TileError(
+            raise OrderError(
                 f"{before.pending}: the producer waits, and `{node}`, behind it without a load in between, stores "
-                f"to {stores[0]} beside it; valid in a specialized kernel is a store behind a load into shared "
-                "memory that is behind the wait, or roles='uniform'"
+                f"to {stores[0]} beside it",
+                "is a store behind a load into shared memory that is behind the wait",
             )
         if node in self.staged:
             return replace(before, staged=True, read={n: of for n, of in before.read.items() if of is not None})
@@ -157,10 +172,10 @@ class _Order:
     def reads(self, node: Node, tiles: tuple[Tile, ...], before: _Before) -> None:
         for tile in tiles:
             if before.waited is not None and tile.scope == "global":
-                raise TileError(
+                raise OrderError(
                     f"{before.waited}: the producer waits, and `{node}`, behind it, reads {tile} as consumers, which "
-                    "don't; valid in a specialized kernel is a copy into shared memory that TMA can do, a read before "
-                    "the wait, or roles='uniform'"
+                    "don't",
+                    "is a copy into shared memory that TMA can do, a read before the wait",
                 )
 
     def signal(self, node: Signal, before: _Before) -> _Before:
@@ -168,23 +183,24 @@ class _Order:
             return before
         if before.stored is not None:
             tile = next(tile for tile in before.stored.writes if tile.scope == "global")
-            raise TileError(
+            raise OrderError(
                 f"{node}: the storing warp signals, and `{before.stored}`, before it, is stored to {tile} by "
-                "consumers, which it doesn't wait for; valid in a specialized kernel are copies of whole "
-                "accumulators to 16-bit tensors, by TMA, a store behind the signal, ordered=False, or roles='uniform'"
+                "consumers, which it doesn't wait for",
+                "are copies of whole accumulators to 16-bit tensors, by TMA, a store behind the signal, ordered=False",
             )
         if not before.staged:
-            raise TileError(
+            raise OrderError(
                 f"{node}: the storing warp signals, and has stored nothing before for certain, so it would signal at "
-                "once; valid in a specialized kernel is a signal behind a copy of an accumulator to a 16-bit tensor, "
-                "by TMA, in the same arm of an `if` or before it, ordered=False, or roles='uniform'"
+                "once",
+                "is a signal behind a copy of an accumulator to a 16-bit tensor, by TMA, in the same arm of an `if` or "
+                "before it, ordered=False",
             )
         if before.read:
-            raise TileError(
+            raise OrderError(
                 f"{node}: the storing warp signals, and `{next(iter(before.read))}`, before it, may not have been done "
-                "by then, as no tile that the storing warp stores is behind it; valid in a specialized kernel is a "
-                "signal behind a copy of an accumulator to a 16-bit tensor that is behind what is read (and behind the "
-                "product of what is loaded), ordered=False, or roles='uniform'"
+                "by then, as no tile that the storing warp stores is behind it",
+                "is a signal behind a copy of an accumulator to a 16-bit tensor that is behind what is read (and "
+                "behind the product of what is loaded), ordered=False",
             )
         return before
 
