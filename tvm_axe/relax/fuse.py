@@ -28,15 +28,19 @@ _NUM_INPUT = "num_input"  # attribute of a Relax function
 
 
 def is_model(mod: IRModule) -> bool:
-    """Whether it holds a Relax function that calls operators; one that only starts kernels is lowered already."""
-    found = False
+    """Whether it holds a Relax function that calls operators; one that only starts kernels is lowered already.
+
+    One beside which there are no kernels calls nothing, and gives back what it is given.
+    """
+    functions = [func for _, func in mod.functions_items()]
+    found = bool(functions) and all(isinstance(func, relax.Function) for func in functions)
 
     def visit(node: relax.Expr) -> None:
         nonlocal found
         if isinstance(node, relax.Call) and isinstance(node.op, Op):
             found = found or not str(node.op.name).startswith("relax.builtin.")
 
-    for _, func in mod.functions_items():
+    for func in functions:
         if isinstance(func, relax.Function):
             relax.analysis.post_order_visit(func, visit)
     return found
