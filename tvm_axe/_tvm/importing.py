@@ -12,7 +12,8 @@ import numpy as np
 from tvm import IRModule, relax, tirx
 from tvm.relax import op
 
-from tvm_axe._tvm.torch_formulas import FORMULAS, number
+from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm, number
+from tvm_axe._tvm.torch_selections import SELECTIONS
 from tvm_axe.errors import InputError
 
 _WIDE: dict[str, tuple[int, ...]] = {
@@ -41,27 +42,32 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
     - ignores the scale of `elu`, so that `selu` is wrong, the divisor of `avg_pool`, and that a picture is made smaller
       with antialiasing; and takes other pixels where sizes of `interpolate` by the nearest don't divide each other;
     - gives zeros for the places of `max_pool`, and the first result of other operators of several for all of them;
-    - doesn't know, or only in some forms, `amax`, `amin`, `clamp` of integers, `copysign`, `exp2`, `fmax`, `fmin`,
-      `hypot`, `index_put`, `logsumexp`, `masked_scatter`, `min` along a dimension, `std_mean` and `var_mean`;
+    - computes products of integers in float32, and `expm1`, `log1p` and `elu` without digits near zero;
+    - doesn't know, or only in some forms, `adaptive_max_pool`, `addmv`, `amax`, `amin`, `cdist`, `clamp` of integers,
+      `copysign`, `cummax`, `cummin`, `exp2`, `fmax`, `fmin`, `hypot`, `index_put`, `kthvalue`, `logcumsumexp`,
+      `logsumexp`, `masked_scatter`, `min` along a dimension, `scatter_add`, `std_mean` and `var_mean`; nor volumes that
+      are resized or sampled;
     - adds biases of 16 bits to products of float32, which Relax refuses, and leaves products without a bias in float32.
 
     With these what is known is computed as PyTorch does, and what isn't is refused. A product of 16 bits is summed and
     its bias added in float32, and the result has the model's type. So are norms of groups, which Relax refuses of
     bfloat16.
 
-    They raise `InputError` for a divisor, antialiasing, elements that a mask selects, results that aren't imported, and
-    what has another shape than PyTorch says, or integers where it has fractions.
+    They raise `InputError` for a divisor, antialiasing, elements that a mask selects, results that aren't imported,
+    what has another shape than PyTorch says, or integers where it has fractions or the other way, and what upstream
+    fails at.
     """
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     mended: dict[str, Callable[[Any, Any], Any]] = {
         **{name: partial(_in_own_type, name, wide) for name, wide in _WIDE.items()},
-        **{name: partial(_by_formula, formula) for name, formula in FORMULAS.items()},
+        **{name: partial(_by_formula, formula) for name, formula in {**FORMULAS, **SELECTIONS}.items()},
         **{name: partial(_refusing, name, argument) for name, argument in _REFUSED.items()},
         "clamp.default": _clamp,
         "getitem": _result,
         "grid_sampler_2d.default": _sampled,
         "index.Tensor": _index,
+        "native_group_norm.default": _group_norm,
         "index_put.default": _index_put,
         "upsample_nearest2d.vec": _nearest,
     }
@@ -132,6 +138,8 @@ def _in_own_type(name: str, wide: tuple[int, ...], node: Any, importer: Any) -> 
     emit = importer.block_builder.emit
     first = node.args[1 if name in ("addmm.default", "baddbmm.default") else 0]
     dtype = str(importer.env[first].ty.dtype)
+    if "int" in dtype and name in PRODUCTS:  # the importer's are in float32, which loses what is above 2 ** 24
+        return _by_formula(PRODUCTS[name], node, importer)
     if dtype not in _HALF:
         return _upstream(name, node, importer)
     given = [node.args[at] for at in wide if len(node.args) > at and node.args[at] is not None]
@@ -145,21 +153,97 @@ def _in_own_type(name: str, wide: tuple[int, ...], node: Any, importer: Any) -> 
 
 _KEPT = ("condition", "mask")
 """Arguments that stay truth values."""
+_ORDERED = frozenset((
+    "amax", "amin", "argmax", "argmin", "argsort", "cummax", "cummin", "fmax", "fmin", "isfinite", "isinf", "isnan",
+    "kthvalue", "max", "median", "min", "sgn", "sign", "sort", "topk",
+))  # fmt: skip
+"""Operators that of truth values and small integers are what they are of int32, of which alone there is code."""
+_SMALL = ("bool", "int8", "uint8", "int16")
+_FAILS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What upstream raises of what it can't convert; its `InternalError` is a `RuntimeError`."""
 
 
 def _as_pytorch_says(convert: Callable[[Any, Any], Any], node: Any, importer: Any) -> Any:
-    """What an operator makes, in the type that PyTorch says it has; so are the operands of what is pointwise."""
+    """What an operator makes, in the type that PyTorch says it has; so are the operands of what is pointwise.
+
+    Raises `InputError`, with the node and the operator, whatever upstream raises.
+    """
+    said, emit = node.meta.get("val"), importer.block_builder.emit
+    if _is_empty(node):
+        return _of_nothing(node, importer)
+    dtype, other = _dtype(said), {}
+    promoted, ordered = _promoted(node), _name(node).partition(".")[0] in _ORDERED
+    for each in node.all_input_nodes:
+        value = importer.env.get(each)
+        if not isinstance(value, relax.Expr) or not isinstance(value.ty, relax.TensorType):
+            continue
+        own = str(value.ty.dtype)
+        wanted = dtype if dtype not in (None, "bool") and each in promoted else own
+        wanted = "int32" if wanted in _SMALL and ordered else wanted
+        if wanted != own:
+            other[each] = value = emit(op.astype(value, wanted))
+        if _is_of_one(each.meta.get("val")) and _goes_along_one(node):
+            other[each] = emit(op.reshape(value, (1,)))
+    try:
+        with _standing_for(importer, other):
+            made = convert(node, importer)
+        is_one = isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType)
+        return _checked(made, said, dtype, node, importer) if is_one and dtype is not None else made
+    except InputError:
+        raise
+    except _FAILS as error:
+        raise InputError(f"{node.name}: {_name(node)} isn't imported of these arguments: {error}") from error
+
+
+def _results(node: Any) -> list[Any]:
+    """What PyTorch says of an operator's results."""
     said = node.meta.get("val")
-    dtype = _dtype(said)
-    cast = {}
-    for each in _promoted(node) if dtype not in (None, "bool") else ():
-        value = importer.env[each]
-        if isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) != dtype:
-            cast[each] = importer.block_builder.emit(op.astype(value, dtype))
-    with _standing_for(importer, cast):
-        made = convert(node, importer)
-    is_one = isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType)
-    return _checked(made, said, dtype, node, importer) if is_one and dtype is not None else made
+    return [*said] if isinstance(said, list | tuple) else [said]
+
+
+def _is_empty(node: Any) -> bool:
+    """Whether an operator makes tensors, and those or all that they are made of have no elements."""
+    given, made = [each.meta.get("val") for each in node.all_input_nodes], _results(node)
+    if any(_dtype(each) is None or any(type(extent) is not int for extent in each.shape) for each in (*made, *given)):
+        return False
+    return any(bool(of) and all(math.prod(each.shape) == 0 for each in of) for of in (made, given))
+
+
+def _of_nothing(node: Any, importer: Any) -> Any:
+    """What PyTorch makes of tensors without elements, such as no number for their mean."""
+    import torch
+    from torch.fx.node import map_arg
+
+    def stored(each: Any) -> Any:
+        said = each.meta["val"]
+        return torch.zeros(tuple(said.shape), dtype=said.dtype)  # some of integers may be places
+
+    emit, said = importer.block_builder.emit, _results(node)
+    if all(math.prod(each.shape) == 0 for each in said):
+        made = [emit(op.zeros(tuple(each.shape), _dtype(each))) for each in said]
+    else:
+        found = node.target(*map_arg(node.args, stored), **map_arg(node.kwargs, stored))
+        values = found if isinstance(node.meta["val"], list | tuple) else [found]
+        wide = [value.float() if value.dtype is torch.bfloat16 else value for value in values]
+        made = [emit(op.astype(relax.const(value.numpy()), _dtype(each))) for value, each in zip(wide, said)]
+    return made if isinstance(node.meta["val"], list | tuple) else made[0]
+
+
+def _name(node: Any) -> str:
+    """The operator's name, as the importer knows it."""
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _is_of_one(said: Any) -> bool:
+    """Whether it is a tensor without dimensions."""
+    return _dtype(said) is not None and not len(said.shape)
+
+
+def _goes_along_one(node: Any) -> bool:
+    """Whether it goes along a dimension of tensors without any, which PyTorch takes for one of a single element."""
+    schema = getattr(node.target, "_schema", None)
+    along = schema is not None and any(argument.name in ("dim", "dims") for argument in schema.arguments)
+    return along and all(map(_is_of_one, _results(node)))
 
 
 def _dtype(said: Any) -> str | None:
@@ -185,13 +269,15 @@ def _promoted(node: Any) -> list[Any]:
 
 def _checked(made: relax.Expr, said: Any, dtype: str, node: Any, importer: Any) -> relax.Expr:
     own = str(made.ty.dtype)
-    if own != dtype and ("int" in own or own == "bool") and "float" in dtype:
+    if own != dtype and ("float" in own) != ("float" in dtype):
         raise InputError(
             f"{node.name}: {node.target.__name__} is imported as {own}, where PyTorch has {dtype}; cast its operands "
             "in the model"
         )
     shape = made.ty.shape
-    if isinstance(shape, relax.ShapeExpr):
+    if _is_of_one(said) and isinstance(shape, relax.ShapeExpr) and [*shape] == [1]:
+        made = importer.block_builder.emit(op.reshape(made, ()))
+    elif isinstance(shape, relax.ShapeExpr):
         pairs = list(zip(shape, said.shape)) if len(shape) == len(said.shape) else [(-1, 0)]
         known = [(int(one), other) for one, other in pairs if isinstance(one, int | tirx.IntImm) and type(other) is int]
         if any(one != other for one, other in known):
@@ -316,6 +402,8 @@ def _index_put(node: Any, importer: Any) -> relax.Var:
     """A tensor with other elements at indices, or more at them."""
     at, emit = _Indexed(node, importer), importer.block_builder.emit
     values, add = importer.retrieve_args(node)[2], len(node.args) > 3 and node.args[3]
+    if add and str(values.ty.dtype) == "bool":
+        at.first, values = (emit(op.astype(each, "int32")) for each in (at.first, values))
     shape = [*at.place.ty.shape, *at.others]
     wide = emit(op.broadcast_to(values, [shape[dim] for dim in at.order]))
     count = math.prod(at.place.ty.shape)
@@ -338,6 +426,13 @@ def _nearest(node: Any, importer: Any) -> relax.Var:
         rows = np.minimum(np.floor(np.arange(count, dtype="float32") * scale).astype("int64"), extent - 1)
         data = emit(op.take(data, relax.const(rows, "int64"), axis=axis + 2))
     return data
+
+
+def _group_norm(node: Any, importer: Any) -> Any:
+    """Norms of groups, which Relax has only with weights and a bias."""
+    if None in node.args[1:3]:
+        return _by_formula(group_norm, node, importer)
+    return _in_own_type("native_group_norm.default", _WIDE["native_group_norm.default"], node, importer)
 
 
 def _sampled(node: Any, importer: Any) -> relax.Var:

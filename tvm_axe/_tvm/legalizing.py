@@ -12,6 +12,10 @@ _WIDE = "float32"
 _TRUTH_VALUES = {
     "add": topi.logical_or, "maximum": topi.logical_or, "multiply": topi.logical_and, "minimum": topi.logical_and,
 }  # fmt: skip
+_COMPARED = {
+    "equal": topi.equal, "not_equal": topi.not_equal, "less": topi.less, "less_equal": topi.less_equal,
+    "greater": topi.greater, "greater_equal": topi.greater_equal,
+}  # fmt: skip
 
 
 def legalize_ops() -> ir.transform.Pass:
@@ -19,9 +23,10 @@ def legalize_ops() -> ir.transform.Pass:
 
     Its `topi.full` asks a type whether it has "float" in it, as if it were text, and fails where an array is filled
     with an infinity, as causal masks are. Of `log_add_exp` it adds the exponentials, which are infinite above 88. For
-    the sinh and cosh of vectors it has no code on a CPU, and none for sums and products of truth values, as of masks.
+    the sinh and cosh of vectors it has no code on a CPU, and none for truth values that are added, multiplied or
+    compared, as masks are.
     Its `take` reads what is in front of a tensor at negative places, as importers have ``x[:, -1]``; of constants ours
-    doesn't.
+    doesn't. Powers it has of floats alone.
     """
     pointwise: dict[str, Callable[..., tirx.Expr]] = {
         "relax.log_add_exp": _log_add_exp,
@@ -30,8 +35,9 @@ def legalize_ops() -> ir.transform.Pass:
     }
     written = {name: _legalizing(name.removeprefix("relax."), formula) for name, formula in pointwise.items()}
     masks = {f"relax.{name}": _of_truth_values(function) for name, function in _TRUTH_VALUES.items()}
+    masks |= {f"relax.{name}": _of_truth_values(_as_numbers(function)) for name, function in _COMPARED.items()}
     return relax.transform.LegalizeOps(
-        {"relax.take": _take, "relax.full": _full, "relax.full_like": _full, **written, **masks}
+        {"relax.take": _take, "relax.full": _full, "relax.full_like": _full, "relax.power": _power, **written, **masks}
     )
 
 
@@ -64,11 +70,45 @@ def _of_truth_values(function: Callable[..., te.Tensor]) -> Callable[[relax.Bloc
     """What makes an operator a function: of truth values this one, as PyTorch has it, and else upstream's."""
 
     def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        if str(call.ty.dtype) != "bool" or not isinstance(call.ty.shape, relax.ShapeExpr):
+        of_truth_values = all(str(operand.ty.dtype) == "bool" for operand in call.args)
+        if not of_truth_values or not isinstance(call.ty.shape, relax.ShapeExpr):
             return call.op.get_attr("FLegalize")(builder, call)
         return builder.call_te(function, *call.args)
 
     return legalized
+
+
+def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Powers, of integers by squares: what is more than the type holds wraps around, and 1 / 2 is 0, as in PyTorch."""
+    dtype, shape = str(call.ty.dtype), call.ty.shape
+    if "int" not in dtype or not isinstance(shape, relax.ShapeExpr):
+        return call.op.get_attr("FLegalize")(builder, call)
+    one, zero = tirx.const(1, dtype), tirx.const(0, dtype)
+
+    def computed(base: te.Tensor, exponent: te.Tensor) -> te.Tensor:
+        def at(*indices: tirx.Expr) -> tirx.Expr:
+            square, times = base(*_broadcast(base, indices)), exponent(*_broadcast(exponent, indices))
+            odd = times & one
+            # Beyond 127 what is even is zero, and 1 and -1 go by the last bit.
+            some = tirx.Min(times, tirx.const(126, dtype) + odd)
+            value, of_negative = one, square
+            for bit in range(7):
+                value = value * tirx.Select(((some >> tirx.const(bit, dtype)) & one) > zero, square, one)
+                square = square * square
+            if dtype.startswith("u"):
+                return value
+            inverse = tirx.Select(of_negative == one, one, tirx.Select(odd > zero, of_negative, one))
+            is_unit = tirx.Or(of_negative == one, of_negative == tirx.const(-1, dtype))
+            return tirx.Select(times < zero, tirx.Select(is_unit, inverse, zero), value)
+
+        return te.compute(shape.values, at, name="power")
+
+    return builder.call_te(computed, *call.args, primfunc_name_hint="power")
+
+
+def _as_numbers(function: Callable[..., te.Tensor]) -> Callable[..., te.Tensor]:
+    """A function of truth values as numbers, which upstream compares as if they were floats."""
+    return lambda *operands: function(*(topi.cast(operand, "int8") for operand in operands))
 
 
 def _legalizing(name: str, formula: Callable[..., tirx.Expr]) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:

@@ -15,7 +15,7 @@ from tvm.relax import op
 
 from tvm_axe.errors import InputError
 
-__all__ = ["FORMULAS", "number"]
+__all__ = ["FORMULAS", "PRODUCTS", "group_norm", "number"]
 
 _Emit = Callable[[relax.Expr], relax.Var]
 
@@ -25,8 +25,37 @@ def number(value: float, like: relax.Expr) -> relax.Expr:
     return relax.const(value, str(like.ty.dtype))
 
 
+def _wide(emit: _Emit, *values: relax.Expr) -> list[relax.Var]:
+    """Values of 16 bits in float32; others as they are."""
+    halves = ("float16", "bfloat16")
+    return [emit(op.astype(each, "float32") if str(each.ty.dtype) in halves else each) for each in values]
+
+
+def _expm1(emit: _Emit, self: relax.Expr) -> relax.Expr:
+    """By the hyperbolic tangent of the half where the exponential is near 1, and would cancel it."""
+    (x,) = _wide(emit, self)
+    one = number(1, x)
+    half = emit(op.tanh(op.multiply(x, number(0.5, x))))
+    near = op.divide(op.multiply(half, number(2, x)), op.subtract(one, half))
+    return op.where(op.less(op.abs(x), one), near, op.subtract(op.exp(x), one))
+
+
+def _log1p(emit: _Emit, self: relax.Expr) -> relax.Expr:
+    """By the series of the inverse hyperbolic tangent of x / (2 + x), near zero, where 1 + x would lose digits."""
+    (x,) = _wide(emit, self)
+    part = emit(op.divide(x, op.add(x, number(2, x))))
+    squared = emit(op.multiply(part, part))
+    last = 21 if str(x.ty.dtype) == "float64" else 11  # of 1 / 7, the largest part, less than the type's rounding
+    series = number(1 / last, x)
+    for power in range(last - 2, 0, -2):
+        series = op.add(op.multiply(series, squared), number(1 / power, x))
+    near = op.multiply(op.multiply(part, number(2, x)), series)
+    return op.where(op.less(op.abs(x), number(0.25, x)), near, op.log(op.add(x, number(1, x))))
+
+
 def _elu(emit: _Emit, self: relax.Expr, alpha: float, scale: float, input_scale: float) -> relax.Expr:
-    below = op.subtract(op.exp(op.multiply(self, number(input_scale, self))), number(1, self))
+    (self,) = _wide(emit, self)
+    below = _expm1(emit, emit(op.multiply(self, number(input_scale, self))))
     above = op.multiply(self, number(scale, self))
     return op.where(op.greater(self, number(0, self)), above, op.multiply(below, number(alpha * scale, self)))
 
@@ -107,13 +136,98 @@ def _between(emit: _Emit, self: relax.Expr, min: relax.Expr | None, max: relax.E
     return above if max is None else op.minimum(above, max)
 
 
+def _batch_norm(
+    emit: _Emit,
+    input: relax.Expr,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    eps: float,
+    running_mean: relax.Expr | None = None,
+    running_var: relax.Expr | None = None,
+    training: bool = True,
+    momentum: float = 0.0,
+) -> tuple[relax.Expr, ...]:
+    """The batch's norm, mean and inverse of the deviation; and what a share of them makes of the running statistics."""
+    (x,) = _wide(emit, input)
+    axes = [0, *range(2, len(x.ty.shape))]
+    turned = [1 if axis in axes else x.ty.shape[axis] for axis in range(len(x.ty.shape))]
+    if not training:
+        mean, variance = _wide(emit, running_mean, running_var)
+    else:
+        mean, variance = emit(op.mean(x, axes)), emit(op.variance(x, axes))
+    inverse = emit(op.rsqrt(op.add(variance, number(eps, variance))))
+    found = op.multiply(op.subtract(x, op.reshape(mean, turned)), op.reshape(inverse, turned))
+    for function, given in ((op.multiply, weight), (op.add, bias)):
+        found = found if given is None else function(found, op.reshape(*_wide(emit, given), turned))
+    if running_mean is None or not training:
+        return found, mean, inverse
+    count = math.prod(int(input.ty.shape[axis]) for axis in axes)
+    unbiased = op.multiply(variance, number(count / (count - 1) if count > 1 else math.nan, variance))
+    kept = number(1 - momentum, mean)
+    running = [
+        op.add(op.multiply(old, kept), op.multiply(new, number(momentum, mean)))
+        for old, new in zip(_wide(emit, running_mean, running_var), (mean, unbiased))
+    ]
+    return found, mean, inverse, *running
+
+
+def group_norm(
+    emit: _Emit, input: relax.Expr, weight: Any, bias: Any, N: Any, C: Any, HxW: Any, group: int, eps: float
+) -> tuple[relax.Expr, ...]:
+    """Of groups of channels, with or without weights."""
+    (x,) = _wide(emit, input)
+    shape = [*x.ty.shape]
+    rows = emit(op.reshape(x, (shape[0], group, -1)))
+    mean, variance = emit(op.mean(rows, [2], True)), emit(op.variance(rows, [2], True))
+    inverse = emit(op.rsqrt(op.add(variance, number(eps, variance))))
+    found = op.reshape(op.multiply(op.subtract(rows, mean), inverse), shape)
+    turned = [1, shape[1], *[1] * (len(shape) - 2)]
+    for function, given in ((op.multiply, weight), (op.add, bias)):
+        found = found if given is None else function(found, op.reshape(*_wide(emit, given), turned))
+    return found, op.squeeze(mean, [2]), op.squeeze(inverse, [2])
+
+
+def _product(
+    function: Callable[..., relax.Expr], emit: _Emit, self: relax.Expr, *, beta: float, alpha: float, **factors: Any
+) -> relax.Expr:
+    """A product with a share of it, and a share of what is added to it."""
+    made = emit(function(*_wide(emit, *factors.values())))
+    made = emit(op.multiply(made, number(alpha, made)))
+    return made if beta == 0 else op.add(op.multiply(*_wide(emit, self), number(beta, made)), made)
+
+
+def _linear(emit: _Emit, input: relax.Expr, weight: relax.Expr, bias: relax.Expr | None) -> relax.Expr:
+    made = op.matmul(input, op.permute_dims(weight))
+    return made if bias is None else op.add(made, bias)
+
+
+def _product_along(emit: _Emit, self: relax.Expr, dim: int, keepdim: bool, dtype: Any) -> relax.Expr:
+    wanted = str(dtype).removeprefix("torch.") if dtype is not None else str(self.ty.dtype)
+    if dtype is None and ("int" in wanted or wanted == "bool"):
+        wanted = "int64"
+    return op.prod(emit(op.astype(self, wanted)), [dim], keepdim)
+
+
+def _any(emit: _Emit, self: relax.Expr) -> relax.Expr:
+    numbers = op.astype(op.astype(self, "bool"), "int32")
+    return op.astype(op.max(numbers), "bool")
+
+
 FORMULAS: Mapping[str, Callable[..., Any]] = {
+    "_native_batch_norm_legit.no_stats": _batch_norm,
+    "_native_batch_norm_legit_functional.default": _batch_norm,
+    "addbmm.default": partial(_product, lambda one, two: op.sum(op.matmul(one, two), 0)),
+    "addmv.default": partial(_product, op.matmul),
     "amax.default": partial(_along, op.max),
     "amin.default": partial(_along, op.min),
+    "any.default": _any,
     "clamp.Tensor": _between,
     "copysign.Scalar": lambda emit, self, other: _copysign(emit, self, number(other, self)),
     "copysign.Tensor": _copysign,
     "elu.default": _elu,
+    "expm1.default": _expm1,
+    "log1p.default": _log1p,
+    "prod.dim_int": _product_along,
     "exp2.default": lambda emit, self: op.exp(op.multiply(self, number(math.log(2), self))),
     "fmax.default": partial(_or_other, op.maximum),
     "fmin.default": partial(_or_other, op.minimum),
@@ -123,3 +237,13 @@ FORMULAS: Mapping[str, Callable[..., Any]] = {
     "min.dim": _least,
     "var_mean.correction": _var_mean,
 }
+
+PRODUCTS: Mapping[str, Callable[..., Any]] = {
+    "addmm.default": partial(_product, op.matmul),
+    "baddbmm.default": partial(_product, op.matmul),
+    "bmm.default": lambda emit, self, mat2: op.matmul(self, mat2),
+    "linear.default": _linear,
+    "matmul.default": lambda emit, self, other: op.matmul(self, other),
+    "mm.default": lambda emit, self, mat2: op.matmul(self, mat2),
+}
+"""Of integers."""

@@ -70,21 +70,26 @@ _AS_INTEGERS = ("bfloat16", "float8", "float6", "float4")
 
 @tirx.transform.prim_func_pass(opt_level=0)
 def constant_stores(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transform.PassContext) -> tirx.PrimFunc:
-    """The pass that makes a vectorised loop in which a constant of a type stored as integers is stored a plain one."""
+    """The pass that makes a vectorised loop plain in which all lanes store one value of a type stored as integers.
+
+    Upstream stores such types as integers, and leaves the broadcast of a constant, or of an element, as it is.
+    """
 
     def plain(loop: tirx.For) -> tirx.For:
-        if loop.kind != tirx.ForKind.VECTORIZED or not _stores_constant(loop):
+        if loop.kind != tirx.ForKind.VECTORIZED or not _stores_one_value(loop):
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
     return func.with_body(_tvm.structural_map(func.body, (tirx.For, plain)))
 
 
-def _stores_constant(part: tirx.Stmt) -> bool:
+def _stores_one_value(loop: tirx.For) -> bool:
     found: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(part, (tirx.BufferStore, found.append))
+    tvm_ffi.structural_walk(loop.body, (tirx.BufferStore, found.append))
     return any(
-        isinstance(store.value, tirx.FloatImm) and str(store.buffer.dtype).startswith(_AS_INTEGERS) for store in found
+        str(store.buffer.dtype).startswith(_AS_INTEGERS)
+        and not any(loop.loop_var.same_as(each) for each in tirx.analysis.undefined_vars(store.value))
+        for store in found
     )
 
 

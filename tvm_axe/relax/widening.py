@@ -25,7 +25,7 @@ _WIDE = "float32"
 _REFUSED = {
     "bfloat16": (
         "nn.layer_norm", "power", "mod", "floor_mod", "isnan", "isinf", "isfinite", "argmax", "argmin",
-        "sort", "argsort", "topk",
+        "sort", "argsort", "topk", "median",
     ),
     "float16": ("asin", "acos", "atan", "asinh", "acosh", "atan2", "nn.softplus"),
 }  # fmt: skip
@@ -33,6 +33,7 @@ _REFUSED = {
 _SUMS = (
     "sum", "mean", "variance", "std", "prod", "cumsum", "cumprod", "einsum", "collapse_sum_like", "collapse_sum_to",
     "nn.softmax", "nn.log_softmax", "nn.group_norm", "nn.instance_norm", "nn.nll_loss", "nn.cross_entropy_with_logits",
+    "image.grid_sample",  # which upstream gives in float32, whatever type it says
     *(f"nn.{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
 )  # fmt: skip
 _SCATTERED = ("scatter_elements", "scatter_nd")  # sums, unless they store

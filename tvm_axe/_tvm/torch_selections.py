@@ -1,0 +1,268 @@
+"""Operators of PyTorch that read elements along a dimension, or at places, in operators of Relax.
+
+The formulas are as those of `tvm_axe._tvm.torch_formulas`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.relax import op
+
+from tvm_axe.errors import InputError
+
+__all__ = ["SELECTIONS"]
+
+_Emit = Callable[[relax.Expr], relax.Var]
+
+
+def _extents(name: str, value: relax.Expr) -> list[int]:
+    """A tensor's extents, which have to be known."""
+    shape = value.ty.shape
+    if not all(isinstance(extent, tirx.IntImm) for extent in shape):
+        raise InputError(f"{name}: of shape {shape} it isn't imported; export the model with extents that are known")
+    return [int(extent) for extent in shape]
+
+
+def _sorted(
+    emit: _Emit, self: relax.Expr, dim: int, descending: bool, stable: bool | None = None
+) -> tuple[relax.Expr, relax.Expr]:
+    places = emit(op.argsort(self, dim, descending, dtype="int64"))
+    return op.gather_elements(self, places, axis=dim), places
+
+
+def _kth(emit: _Emit, self: relax.Expr, k: int, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
+    found = [op.take(emit(each), relax.const([k - 1], "int64"), dim) for each in _sorted(emit, self, dim, False)]
+    values, places = (each if keepdim else op.squeeze(emit(each), [dim]) for each in found)
+    return values, places
+
+
+def _stepwise(
+    name: str,
+    joined: Callable[[Sequence[relax.Expr], Sequence[relax.Expr]], Sequence[relax.Expr]],
+    emit: _Emit,
+    dim: int,
+    values: Sequence[relax.Expr],
+) -> list[relax.Expr]:
+    """Tensors joined with those before them along a dimension, in steps of 1, 2, 4, ... (Hillis and Steele).
+
+    `joined` takes what is at places and what is before them.
+    """
+    extents = _extents(name, values[0])
+    extent, step = extents[dim] if extents else 1, 1
+    while step < extent:
+        parts = [[emit(op.strided_slice(each, [dim], [low], [high])) for each in values]
+                 for low, high in ((0, step), (step, extent), (0, extent - step))]  # fmt: skip
+        values = [
+            emit(op.concat([first, emit(rest)], dim)) for first, rest in zip(parts[0], joined(parts[1], parts[2]))
+        ]
+        step *= 2
+    return [*values]
+
+
+def _log_sums(emit: _Emit, self: relax.Expr, dim: int) -> relax.Expr:
+    wide = emit(op.astype(self, "float32" if str(self.ty.dtype) != "float64" else "float64"))
+    return _stepwise("logcumsumexp", lambda at, before: [op.log_add_exp(at[0], before[0])], emit, dim, [wide])[0]
+
+
+def _extremes(
+    name: str, beyond: Callable[..., relax.Expr], emit: _Emit, self: relax.Expr, dim: int
+) -> tuple[relax.Expr, ...]:
+    """The largest or least elements up to each, the last of equal ones, and their places; no number beats each."""
+    extents = _extents(name, self)
+    row = np.arange(extents[dim]).reshape([-1 if axis == dim % len(extents) else 1 for axis in range(len(extents))])
+    places = emit(op.broadcast_to(relax.const(row, "int64"), extents))
+    fractions = "float" in str(self.ty.dtype)
+
+    def joined(at: Sequence[relax.Expr], before: Sequence[relax.Expr]) -> list[relax.Expr]:
+        stays = beyond(at[0], before[0])
+        if fractions:  # comparisons with no number don't hold
+            stays = op.logical_or(op.isnan(at[0]), op.logical_and(stays, op.logical_not(op.isnan(before[0]))))
+        kept = emit(stays)
+        return [op.where(kept, one, other) for one, other in zip(at, before)]
+
+    return tuple(_stepwise(name, joined, emit, dim, [self, places]))
+
+
+def _adaptive_max_pool(count: int, emit: _Emit, self: relax.Expr, output_size: Sequence[int]) -> relax.Expr:
+    """The largest element of each window; dimension by dimension, windows padded with their last element."""
+    extents = _extents("adaptive_max_pool", self)
+    for axis, size in zip(range(len(extents) - count, len(extents)), output_size, strict=True):
+        extent = extents[axis]
+        low = np.arange(size) * extent // size
+        high = -(-(np.arange(size) + 1) * extent // size)
+        longest = int((high - low).max())
+        places = np.minimum(low[:, None] + np.arange(longest), high[:, None] - 1)
+        windows = emit(op.take(self, relax.const(places, "int64"), axis))
+        self = emit(op.max(windows, axis + 1))
+    return self
+
+
+def _distances(emit: _Emit, x1: relax.Expr, x2: relax.Expr, p: float, compute_mode: int | None = None) -> relax.Expr:
+    """Of each row of one to each of the other."""
+    far = emit(op.abs(op.subtract(op.expand_dims(x1, -2), op.expand_dims(x2, -3))))
+    dtype = str(far.ty.dtype)
+    if p == 0:
+        return op.sum(op.astype(op.not_equal(far, relax.const(0, dtype)), dtype), -1)
+    if p == 1:
+        return op.sum(far, -1)
+    if p == 2:
+        return op.sqrt(op.sum(op.multiply(far, far), -1))
+    if math.isinf(p):
+        return op.max(far, -1)
+    return op.power(op.sum(op.power(far, relax.const(p, dtype)), -1), relax.const(1 / p, dtype))
+
+
+def _resized(
+    emit: _Emit,
+    input: relax.Expr,
+    output_size: Sequence[int] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> relax.Expr:
+    """Interpolated linearly along each dimension behind the second, between the elements that PyTorch takes."""
+    extents = _extents("interpolate", input)
+    dtype = str(input.ty.dtype)
+    found = emit(op.astype(input, "float32" if dtype != "float64" else dtype))
+    for number, extent in enumerate(extents[2:]):
+        axis = number + 2
+        factor = None if scale_factors is None else scale_factors[number]
+        size = int(output_size[number]) if output_size else math.floor(extent * factor)  # type: ignore[operator]
+        row = np.arange(size, dtype="float64")
+        if align_corners:
+            at = row * ((extent - 1) / (size - 1) if size > 1 else 0)
+        else:
+            at = np.maximum((row + 0.5) * (1 / factor if factor else extent / size) - 0.5, 0)
+        low = np.minimum(np.floor(at).astype("int64"), extent - 1)
+        part = (at - low).reshape([-1 if dim == axis else 1 for dim in range(len(extents))])
+        share = relax.const(part, str(found.ty.dtype))
+        near, far = (
+            emit(op.take(found, relax.const(places, "int64"), axis))
+            for places in (low, np.minimum(low + 1, extent - 1))
+        )
+        found = emit(op.add(near, op.multiply(op.subtract(far, near), share)))
+    return found
+
+
+def _sampled(
+    emit: _Emit, input: relax.Expr, grid: relax.Expr, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> relax.Expr:
+    """Volumes at places, whose numbers are from -1 to 1 and the last dimension's first."""
+    batch, channels, *extents = _extents("grid_sampler_3d", input)
+    places = _extents("grid_sampler_3d", grid)[1:-1]
+    wide = "float64" if str(input.ty.dtype) == "float64" else "float32"
+    data, at = emit(op.astype(input, wide)), emit(op.astype(grid, wide))
+    points = [_point(emit, at, 2 - axis, extent, padding_mode, align_corners) for axis, extent in enumerate(extents)]
+    rows = emit(op.reshape(data, (batch, channels, math.prod(extents))))
+    if interpolation_mode == 1:
+        corners = [[(emit(op.round(point)), None)] for point in points]
+    else:
+        corners = []
+        for point in points:
+            low = emit(op.floor(point))
+            part = emit(op.subtract(point, low))
+            one = relax.const(1, wide)
+            corners.append([(low, emit(op.subtract(one, part))), (emit(op.add(low, one)), part)])
+    found: Any = None
+    for corner in itertools.product(*corners):
+        taken = _at_corner(emit, rows, [place for place, _ in corner], extents, (batch, channels, *places))
+        for _, share in corner:
+            taken = taken if share is None else op.multiply(taken, op.expand_dims(share, 1))
+        found = emit(taken if found is None else op.add(found, taken))
+    return found
+
+
+def _point(
+    emit: _Emit, grid: relax.Expr, number: int, extent: int, padding_mode: int, align_corners: bool
+) -> relax.Var:
+    """The place along a dimension: outside, at the border, or mirrored, as the mode says (0, 1 and 2)."""
+    dtype = str(grid.ty.dtype)
+
+    def const(value: float) -> relax.Expr:
+        return relax.const(value, dtype)
+
+    x = emit(op.squeeze(op.take(grid, relax.const([number], "int64"), len(grid.ty.shape) - 1), [-1]))
+    x = emit(op.add(x, const(1)))
+    if align_corners:
+        x = emit(op.multiply(x, const((extent - 1) / 2)))
+    else:
+        x = emit(op.subtract(op.multiply(x, const(extent / 2)), const(0.5)))
+    if padding_mode == 2:
+        low, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
+        if span == 0:
+            return emit(op.zeros_like(x))
+        far = emit(op.abs(op.subtract(x, const(low))))
+        turns = emit(op.floor(op.divide(far, const(span))))
+        rest = emit(op.subtract(far, op.multiply(turns, const(span))))
+        odd = op.subtract(turns, op.multiply(op.floor(op.multiply(turns, const(0.5))), const(2)))
+        mirrored = op.where(op.greater(odd, const(0.5)), op.subtract(const(span), rest), rest)
+        x = emit(op.add(mirrored, const(low)))
+    if padding_mode:
+        x = emit(op.minimum(op.maximum(x, const(0)), const(extent - 1)))
+    return x
+
+
+def _at_corner(
+    emit: _Emit, rows: relax.Expr, corner: Sequence[relax.Expr], extents: Sequence[int], shape: Sequence[int]
+) -> relax.Var:
+    """Elements at whole places, and zeros at those outside."""
+    inside: Any = None
+    flat: Any = None
+    for place, extent in zip(corner, extents, strict=True):
+        dtype = str(place.ty.dtype)
+        zero, last = relax.const(0, dtype), relax.const(extent - 1, dtype)
+        within = op.logical_and(op.greater_equal(place, zero), op.less_equal(place, last))
+        inside = within if inside is None else op.logical_and(inside, within)
+        whole = op.astype(op.minimum(op.maximum(place, zero), last), "int64")
+        flat = whole if flat is None else op.add(op.multiply(flat, relax.const(extent, "int64")), whole)
+    batch, channels, *places = shape
+    count = math.prod(places)
+    index = emit(op.broadcast_to(op.reshape(emit(flat), (batch, 1, count)), (batch, channels, count)))
+    taken = emit(op.reshape(emit(op.gather_elements(rows, index, axis=2)), shape))
+    return emit(op.where(op.expand_dims(emit(inside), 1), taken, op.zeros_like(taken)))
+
+
+_REDUCED = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+def _scattered(
+    emit: _Emit,
+    self: relax.Expr,
+    dim: int,
+    index: relax.Expr,
+    src: relax.Expr,
+    reduce: str = "sum",
+    include_self: bool = True,
+) -> relax.Expr:
+    """The elements of one tensor added to those of another, or joined with them otherwise, along a dimension."""
+    if reduce not in _REDUCED or not include_self:
+        given = f"reduce={reduce!r}" if include_self else "include_self=False"
+        raise InputError(f"scatter_reduce: {given} isn't imported; valid are {', '.join(_REDUCED)}, with the elements")
+    counts = _extents("scatter", index)
+    if counts != _extents("scatter", src):
+        axes = [*range(len(counts))]
+        src = emit(op.strided_slice(src, axes, [0] * len(counts), counts))
+    return op.scatter_elements(self, index, src, dim, _REDUCED[reduce])
+
+
+SELECTIONS: Mapping[str, Callable[..., Any]] = {
+    "_cdist_forward.default": _distances,
+    "adaptive_max_pool2d.default": partial(_adaptive_max_pool, 2),
+    "adaptive_max_pool3d.default": partial(_adaptive_max_pool, 3),
+    "cummax.default": partial(_extremes, "cummax", op.greater_equal),
+    "cummin.default": partial(_extremes, "cummin", op.less_equal),
+    "grid_sampler_3d.default": _sampled,
+    "kthvalue.default": _kth,
+    "logcumsumexp.default": _log_sums,
+    "scatter_add.default": _scattered,
+    "scatter_reduce.two": _scattered,
+    "sort.stable": _sorted,
+    "upsample_linear1d.vec": _resized,
+    "upsample_trilinear3d.vec": _resized,
+}
