@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
 from tvm.relax.frontend import nn
 
 import tvm_axe as axe
@@ -14,7 +15,7 @@ from tvm_axe.relax import choosing, collecting
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.reading import graph_of, legalized
 
-WIDTH, BATCH = 12, 4
+WIDTH, BATCH, ENOUGH = 12, 4, 512
 
 
 class Recurrent(nn.Module):
@@ -34,13 +35,48 @@ class Recurrent(nn.Module):
         return x
 
 
+class ReadingParts(nn.Module):
+    """Layers of h = tanh(h W + y[t]) for each step t from zeros on, where y = x V; the next layer's x are all h."""
+
+    def __init__(self, steps: int, layers: int) -> None:
+        self.steps = steps
+        self.over = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)])
+        self.inner = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)])
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        zeros = nn.op.zeros([len(self.inner), BATCH, ENOUGH])  # so many as upstream doesn't fold
+        starts = [part(zeros, layer) for layer in range(len(self.inner))]
+        for over, inner, start in zip(self.over, self.inner, starts):
+            y, left = over(x), []
+            parts, h = [part(y, at) for at in range(self.steps)], nn.op.sum(start, 1, keepdims=True)
+            for each in parts:
+                h = nn.op.tanh(inner(h + each) + each)
+                left.append(h)
+            x = nn.op.reshape(nn.op.concat(left, dim=0), [self.steps, BATCH, WIDTH])
+        return x
+
+
+def part(x: nn.Tensor, at: int) -> nn.Tensor:
+    """What a tensor has at an index."""
+    return nn.op.reshape(nn.op.wrap_nested(relax.op.strided_slice(x._expr, [0], [at], [at + 1]), "part"), x.shape[1:])
+
+
+def reading_parts(steps: int, layers: int = 1) -> Any:
+    spec = {"x": nn.spec.Tensor([steps, BATCH, WIDTH], "float32")}
+    return ReadingParts(steps, layers).export_tvm({"forward": spec})[0]
+
+
 def exported(steps: int, layers: int = 1) -> Any:
     spec = {"x": nn.spec.Tensor([BATCH, WIDTH], "float32")}
     return Recurrent(steps, layers).export_tvm({"forward": spec})[0]
 
 
 def search_of(steps: int, devices: int) -> choosing._Search:
-    return choosing._Search(graph_of(legalized(exported(steps)), "forward"), Operators(devices, HOST), {})
+    return search_for(exported(steps), devices)
+
+
+def search_for(model: Any, devices: int) -> choosing._Search:
+    return choosing._Search(graph_of(legalized(model), "forward"), Operators(devices, HOST), {})
 
 
 @pytest.mark.parametrize("devices", [2, 3])
@@ -69,6 +105,45 @@ def test_equal_steps_are_solved_once(solved_calls: list[int]) -> None:
         search_of(steps, 2).solved(0.0, 0.0)
         solved.append(sum(solved_calls))
     assert solved[1] < 1.3 * solved[0]
+
+
+def test_steps_that_read_other_parts_of_a_value_are_solved_once(solved_calls: list[int]) -> None:
+    solved = []
+    for steps in (24, 48):
+        solved_calls.clear()
+        search_for(reading_parts(steps), 2).solved(0.0, 0.0)
+        solved.append(sum(solved_calls))
+    assert solved[1] < 1.3 * solved[0]
+
+
+def test_layers_that_start_from_parts_of_a_value_are_solved_once(solved_calls: list[int]) -> None:
+    solved = []
+    for layers in (5, 10):
+        solved_calls.clear()
+        search_for(reading_parts(10, layers), 2).solved(0.0, 0.0)
+        solved.append(sum(solved_calls))
+    assert solved[1] < 1.3 * solved[0]
+
+
+def test_devices_read_the_parts_that_one_does() -> None:
+    steps, layers, rng = collecting.MANY + 1, 2, np.random.default_rng()
+    x = rng.standard_normal((steps, BATCH, WIDTH)).astype("float32")
+    weights = {
+        f"{name}.{at}.weight": rng.standard_normal((WIDTH, WIDTH)).astype("float32") / 4
+        for name in ("over", "inner")
+        for at in range(layers)
+    }
+    want = x.astype("float64")
+    for layer in range(layers):
+        over, inner = (weights[f"{name}.{layer}.weight"].T.astype("float64") for name in ("over", "inner"))
+        h, left = np.zeros((BATCH, WIDTH)), []
+        for each in want @ over:
+            h = np.tanh((h + each) @ inner + each)
+            left.append(h)
+        want = np.stack(left)
+    exe = axe.compile(reading_parts(steps, layers), mesh={"tp": 2}, work_dir=None, keep=False)
+    with axe.launch({"tp": 2}, engine="threads") as workers, exe.load(workers, weights) as session:
+        np.testing.assert_allclose(np.asarray(session.forward(x)), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("devices", [2, 3])

@@ -80,6 +80,7 @@ class _Search:
         # Seconds a byte of weights, and of what is moved beyond the time that it takes.
         self.price, self.toll = 0.0, 0.0
         self._solutions: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
+        self._numbers: dict[Any, int] = {}  # of segments: equal ones have one
         self.values: Sequence[Value] = graph.values
         self.calls = [self._step(node) for node in graph.nodes]
         self._spread_forms()
@@ -89,7 +90,7 @@ class _Search:
         self.weights = sum(size for size, value in zip(self.sizes, self.values) if value.kind == "weight")
         self._group()
         self.segments = self._segments()
-        self._met: dict[Any, list[tuple[float, Strategy, State, Any]]] = {}
+        self._met: dict[Any, list[tuple[float, int, State, Any]]] = {}
         self._reached: dict[Any, NDArray[np.float64]] = {}
 
     def _moves(self, value: int) -> bool:
@@ -133,17 +134,23 @@ class _Search:
             step.strategies = [s for s in step.strategies if not self._leaves_terms(step, s, results)]
 
     def _group(self) -> None:
-        """Number the groups of calls that have the same ways and costs."""
+        """Number the groups of calls that have the same ways and costs, whichever operators they are.
+
+        Steps of a recurrence that is unrolled each read another part of one value, by functions of their own.
+        """
         groups: dict[tuple[object, ...], int] = {}
         for step in self.steps:
             group = (
-                id(step.operator) if step.operator else step.node and step.node.name,
-                tuple(s.ins + s.outs for s in step.strategies),
-                tuple(self._moves(v) for v in step.ins),
-                tuple((self.sizes[v], self.pinned.get(v)) for v in step.ins),
+                tuple((s.ins, s.outs, s.seconds, s.share, s.stages) for s in step.strategies),
+                tuple(self._is(v) for v in (*step.ins, *step.outs)),
                 tuple(step.ins.index(v) for v in step.ins),
             )
             step.group = groups.setdefault(group, len(groups))
+
+    def _is(self, value: int) -> tuple[object, ...]:
+        """What moves of a value cost by, and holding it."""
+        of = self.values[value]
+        return of.kind, of.typical, of.dtype, self.pinned.get(value)
 
     def _leaves_terms(self, step: SearchStep, strategy: Strategy, results: set[int]) -> bool:
         return any(form.partial and value in results for form, value in zip(strategy.outs, step.outs))
@@ -154,15 +161,15 @@ class _Search:
         of = self.values[value]
         return move(source, target, of.typical, self.itemsizes[value], self.devices, self.link)
 
-    def _met_by(self, step: SearchStep, held: State, needed: Sequence[int]) -> list[tuple[float, Strategy, State, Any]]:
-        """The ways to make a call: the time, the strategy, what is held after of what it takes and makes, and moves.
+    def _met_by(self, step: SearchStep, held: State, needed: Sequence[int]) -> list[tuple[float, int, State, Any]]:
+        """The ways to make a call: the time, which strategy, what is held after of what it takes and makes, and moves.
 
         Of ways that differ in nothing that is needed later, by its place in what a call takes and makes, the cheapest.
         """
         key = step.group, held, needed, self.price, self.toll
         if key not in self._met:
-            best: dict[State, tuple[float, Strategy, State, Any]] = {}
-            for strategy in step.strategies:
+            best: dict[State, tuple[float, int, State, Any]] = {}
+            for at, strategy in enumerate(step.strategies):
                 weights = self.price * sum(
                     self.sizes[v] * form.fraction()
                     for v, form in zip(step.ins, strategy.ins)
@@ -171,9 +178,9 @@ class _Search:
                 made = tuple(frozenset({form}) for form in strategy.outs)
                 for seconds, taken, moves in self._ways(step, strategy, held, needed):
                     after = taken + made
-                    kept = tuple([after[at] for at in needed])
+                    kept = tuple([after[place] for place in needed])
                     if kept not in best or seconds + weights < best[kept][0]:
-                        best[kept] = seconds + weights, strategy, after, moves
+                        best[kept] = seconds + weights, at, after, moves
             self._met[key] = list(best.values())
         return self._met[key]
 
@@ -277,12 +284,14 @@ class _Search:
                 return tuple(number.setdefault(v, len(number)) for v in values)
 
             calls = tuple((s.group, local(before), local(s.ins), local(s.outs)) for s, before in zip(steps, live))
-            key = calls, local(live[-1]), self.price, self.toll
+            # Hashed once, and not for each state at its begin.
+            segment = self._numbers.setdefault((calls, local(live[-1])), len(self._numbers))
             new: dict[State, tuple[float, State | None, list[Any]]] = {}
             for entry, (cost, *_) in table.items():
-                if (key, entry) not in self._solutions:
-                    self._solutions[key, entry] = self._segment(steps, live, entry)
-                for state, (seconds, ways) in self._solutions[key, entry].items():
+                key = segment, entry, price, toll
+                if key not in self._solutions:
+                    self._solutions[key] = self._segment(steps, live, entry)
+                for state, (seconds, ways) in self._solutions[key].items():
                     if state not in new or cost + seconds < new[state][0]:
                         new[state] = cost + seconds, entry, ways
             table = self._pruned(new, live[-1], MORE if steps[-1].hands_over else FEWER)
@@ -296,8 +305,9 @@ class _Search:
             state = before
         return self.found(made[::-1])
 
-    def _call(self, step: SearchStep, way: tuple[Strategy, tuple[Any, ...], State]) -> Call:
-        strategy, moves, after = way
+    def _call(self, step: SearchStep, way: tuple[int, tuple[Any, ...], State]) -> Call:
+        at, moves, after = way
+        strategy = step.strategies[at]  # the call's own: that of an equal one may share factors of other names
         assert step.node is not None
         choice = Choice(step.node, strategy, tuple(Moved(step.ins[first], *rest) for first, *rest in moves))
         held = {
@@ -324,19 +334,19 @@ class _Search:
                 held = tuple(
                     [state[where[v]] if v in where else frozenset({self.pinned.get(v, WHOLE)}) for v in step.ins]
                 )
-                for seconds, strategy, forms, moves in self._met_by(step, held, own):
+                for seconds, way, forms, moves in self._met_by(step, held, own):
                     now, taken = pick(forms + state), cost + seconds
                     known = new.get(now)
                     if known is None or taken < known[0]:
-                        new[now] = taken, state, strategy, moves
+                        new[now] = taken, state, way, moves
             table = self._pruned(new, after, BEAM)
             history.append(table)
         exits = {}
         for last, (cost, *_) in table.items():
             state, ways = last, []
             for reached in reversed(history):
-                _, previous, strategy, moves = reached[state]
-                ways.append((strategy, moves, state))
+                _, previous, way, moves = reached[state]
+                ways.append((way, moves, state))
                 assert previous is not None
                 state = previous
             exits[last] = cost, ways[::-1]

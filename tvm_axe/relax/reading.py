@@ -17,6 +17,7 @@ from tvm_axe.errors import LowerError
 from tvm_axe.relax.graph import Count, Graph, Node, Value
 from tvm_axe.relax.objects import TAKERS, cache_of, called
 from tvm_axe.relax.operators_of_attention import APART, saying_what_is_left, with_repeated_heads
+from tvm_axe.relax.ordering import in_order_of_use
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.simplify import simplified
@@ -119,6 +120,7 @@ def graph_of(
         If it isn't straight-line code over tensors; names the variable, what it is, and a remedy.
     """
     graph = _Reader(model, name, typical or {}, gpu).graph
+    graph.nodes = in_order_of_use(graph.nodes, graph.values)
     numbers = {graph.values[number].param: number for number in graph.params}
     for at, dims in (pins or {}).items():
         number = numbers[at]
