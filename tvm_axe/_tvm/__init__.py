@@ -61,7 +61,7 @@ from tvm_axe._tvm.structural import (
     variables_of,
     without_places,
 )
-from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
+from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, rightly_vectorized, system_cpu
 from tvm_axe._tvm.tensorir import (
     block_realize,
     has_partials,
@@ -151,6 +151,7 @@ __all__ = [
     "relax_dispatching",
     "relax_lowering",
     "rename_block",
+    "rightly_vectorized",
     "rpc_connect",
     "rpc_function",
     "rpc_greet",

@@ -10,6 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import IRModule
+from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.parameters import parameters
@@ -195,7 +196,8 @@ def exposed(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _compiled(func: tirx.PrimFunc) -> Callable[..., None]:
-    return tvm.compile(IRModule({"main": func.with_attr("global_symbol", "main")}), target="llvm")["main"]
+    target = _tvm.rightly_vectorized(Target("llvm"))
+    return tvm.compile(IRModule({"main": func.with_attr("global_symbol", "main")}), target=target)["main"]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ import sympy
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.script import tirx as T
+from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import StreamError
@@ -82,7 +83,8 @@ class _Kernel:
     @functools.cached_property
     def compiled(self) -> Callable[..., None]:
         """The function on tensors, the output's last."""
-        module = tvm.compile(tvm.IRModule({"main": self.func.with_attr("global_symbol", "main")}), target=self.target)
+        mod = tvm.IRModule({"main": self.func.with_attr("global_symbol", "main")})
+        module = tvm.compile(mod, target=_tvm.rightly_vectorized(Target(self.target)))
         return module["main"]
 
     def __call__(self, *arrays: np.ndarray) -> np.ndarray:

@@ -46,6 +46,7 @@ class LlvmBackend(TileBackend):
         return lower(plan)
 
     def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
+        target = _tvm.rightly_vectorized(target)
         text = None if store is None else content(mod)
         if store is None or text is None:
             module = tvm.compile(mod, target=target, tir_pipeline=PIPELINE).jit()
