@@ -35,9 +35,7 @@ so that there are no groups. Vectors that a schedule asks for are no matter of L
 
 
 def rightly_vectorized(target: Target) -> Target:
-    """The target as it is compiled for: where that is by LLVM, which options its vectorizer has to be right with."""
-    if target.kind.name != "llvm":
-        return target
+    """A target of LLVM's, with the options that its vectorizer has to be right with."""
     config = dict(target.export())
     return Target({**config, "cl-opt": [*config.get("cl-opt", ()), *_CHECKED]})
 
