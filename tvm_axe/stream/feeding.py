@@ -40,16 +40,21 @@ class Meter(deque):
         """How many elements of each dim, innermost first."""
         return [self._values, *self._outer[1:]]
 
-    def append(self, token: tuple[int, Any, int], take: Any = deque.append) -> None:
-        """Count a token (time, value, stop), and take it."""
+    def append(self, token: Token, take: Any = deque.append) -> None:
+        """Count a token, and take it."""
         take(self, token)
-        _, value, stop = token
+        value, stop = token
         if value is not EMPTY:
             self._values += 1
             if self._uneven:
                 self.rows += shape_of(value)[0]
         if stop:
             self._close(stop)
+
+    def extend(self, tokens: Iterable[Token]) -> None:
+        """Count tokens, and take them."""
+        for token in tokens:
+            self.append(token)
 
     def _close(self, stop: int) -> None:
         """Count the lists that a stop closes: those that something is in, and its own."""
@@ -142,8 +147,7 @@ def _tokens(node: Node, given: Any, values: bool, bindings: dict[sympy.Symbol, A
             value = _as_value(value, stream.type.data, values)
             tokens[number] = (value, stop)
     _check_values(node, [value for value, _ in tokens if value is not EMPTY], values)
-    for value, stop in tokens:
-        meter.append((0, value, stop))
+    meter.extend(tokens)
     outer = 1
     for dim, found in zip(stream.type.shape, reversed(meter.counts)):
         if dim.ragged:

@@ -10,6 +10,7 @@ from tvm_axe.errors import StreamError
 from tvm_axe.layout import Access, bank_conflicts
 from tvm_axe.stream.codec import EMPTY, Token, show
 from tvm_axe.stream.engine import Channel, Process, Unit
+from tvm_axe.stream.machine import WORK
 from tvm_axe.stream.types import AnyLayout, Buffer, DataType, Scalar, Selector, StreamType, Tile, Tuple
 
 if TYPE_CHECKING:
@@ -108,52 +109,24 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
     until it has been worked on.
     """
     (source,), (sink,) = unit.inputs, unit.outputs
-    items, room, out, credit = source.items, source.room, sink.items, sink.room
-    wake, hop, last, spans = unit.wake, unit.hop, source.rank, unit.spans
-    clock = busy = blocked = tokens = 0
-    try:
-        while True:
-            while not items:
-                unit.clock = clock
-                yield source
-            time, value, stop = items[0]
-            if time > clock:
-                clock = time
-            cycles, made = step(value, stop)
-            if cycles:
-                if spans is not None:
-                    spans.append((clock, clock + cycles))
-                clock += cycles
-                busy += cycles
-            if early:
-                items.popleft()
-                room.append(clock + hop)
-                if source.waiter is not None:
-                    wake(source.waiter)
-                    source.waiter = None
-            for value, ends in made:
-                while not credit:
-                    unit.clock = clock
-                    yield sink
-                free = credit.popleft()
-                if free > clock:
-                    blocked += free - clock
-                    clock = free
-                out.append((clock + hop, value, ends))
-                tokens += 1
-                if sink.waiter is not None:
-                    wake(sink.waiter)
-                    sink.waiter = None
-            if not early:
-                items.popleft()
-                room.append(clock + hop)
-                if source.waiter is not None:
-                    wake(source.waiter)
-                    source.waiter = None
-            if stop == last:
-                return
-    finally:
-        unit.clock, unit.busy, unit.blocked, unit.tokens = clock, busy, blocked, tokens
+    items, out, last, write = source.items, sink.items, source.rank, unit.script.append
+    peek, free, send = source.peek, source.free, sink.send
+    stop = 0
+    while stop < last:
+        while not items:
+            yield source
+        value, stop = items.popleft()
+        cycles, made = step(value, stop)
+        write(peek)
+        if cycles:
+            write(cycles << 4 | WORK)
+        if early:
+            write(free)
+        for token in made:
+            out.append(token)
+            write(send)
+        if not early:
+            write(free)
 
 
 def combine(unit: Unit, step: Step, early: bool = False) -> Process:
@@ -163,95 +136,61 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
     common goes with the value, and the other follows alone.
     """
     sources, (sink,) = unit.inputs, unit.outputs
-    queues, count = [source.items for source in sources], len(sources)
-    waits = list(
-        zip(sources, queues)
-    )  # first the one that was waited for last: when it is there, the others mostly are
-    out, credit = sink.items, sink.room
-    wake, hop, last, spans = unit.wake, unit.hop, sources[0].rank, unit.spans
-    clock = busy = blocked = tokens = 0
-    while True:
-        for wait in waits:
-            source, items = wait
-            if not items:
-                while not items:
-                    yield source
-                if wait is not waits[0]:
-                    waits = [wait, *(other for other in waits if other is not wait)]
-        heads = [items[0] for items in queues]
-        times, values, stops = zip(*heads)
-        clock = max(clock, *times)
-        stop, even = stops[0], True
-        if stops.count(stop) < count:
-            even, stop = False, min(stops)
+    waits = [(source, source.items) for source in sources]
+    queues = [source.items for source in sources]
+    peeks, frees = [source.peek for source in sources], [source.free for source in sources]
+    out, send, write, last = sink.items, sink.send, unit.script.append, sources[0].rank
+    stop = 0
+    while stop < last:
+        for source, items in waits:
+            while not items:
+                yield source
+        heads = [items.popleft() for items in queues]
+        values, stops = zip(*heads)
+        stop = min(stops)
+        unit.script.extend(peeks)
         empty = values[0] is EMPTY
         for value in values:
             if (value is EMPTY) is not empty:
-                raise not_together(unit, clock, heads)
+                raise not_together(unit, (yield from unit.now()), heads)
         cycles, made = step(EMPTY if empty else values, stop)
         if cycles:
-            if spans is not None:
-                spans.append((clock, clock + cycles))
-            clock += cycles
-            busy += cycles
+            write(cycles << 4 | WORK)
         if early:
-            _free(sources, clock + hop, wake)
-        for value, ends in made:
-            while not credit:
-                yield sink
-            free = credit.popleft()
-            if free > clock:
-                blocked += free - clock
-                clock = free
-            out.append((clock + hop, value, ends))
-            tokens += 1
-            if sink.waiter is not None:
-                wake(sink.waiter)
-                sink.waiter = None
+            unit.script.extend(frees)
+        for token in made:
+            out.append(token)
+            write(send)
         if not early:
-            _free(sources, clock + hop, wake)
-        unit.clock, unit.busy, unit.blocked, unit.tokens = clock, busy, blocked, tokens
-        if not even:
+            unit.script.extend(frees)
+        if stops.count(stop) < len(stops):
             stop = yield from _catch_up(unit, heads, step)
-            clock, blocked, tokens = unit.clock, unit.blocked, unit.tokens
-        if stop == last:
-            return
 
 
-def _free(sources: list[Channel], time: int, wake: Callable[[Unit], None]) -> None:
-    """Take a token from each channel, whose slots can be filled again from `time` on."""
-    for source in sources:
-        source.items.popleft()
-        source.room.append(time)
-        if source.waiter is not None:
-            wake(source.waiter)
-            source.waiter = None
-
-
-def _catch_up(unit: Unit, heads: list[tuple[int, Any, int]], step: Step) -> Generator[Channel, None, int]:
+def _catch_up(unit: Unit, heads: list[Token], step: Step) -> Generator[Channel, None, int]:
     """Take the stops that some inputs send late, and send the highest; return it."""
     highest = yield from late_stops(unit, heads)
     for value, ends in step(EMPTY, highest)[1]:
-        yield from unit.put(unit.outputs[0], value, ends)
+        unit.send(unit.outputs[0], value, ends)
     return highest
 
 
-def late_stops(unit: Unit, heads: list[tuple[int, Any, int]]) -> Generator[Channel, None, int]:
+def late_stops(unit: Unit, heads: list[Token]) -> Generator[Channel, None, int]:
     """Take the stops that some inputs send late, after tokens that came together; return the highest."""
-    stops = [head[2] for head in heads]
+    stops = [stop for _, stop in heads]
     highest = max(stops)
     while min(stops) < highest:
         behind = stops.index(min(stops))
         value, later = yield from unit.get(unit.inputs[behind])
         if value is not EMPTY or later <= stops[behind]:
-            raise not_together(unit, unit.clock, [*heads, (unit.clock, value, later)])
+            raise not_together(unit, (yield from unit.now()), [*heads, (value, later)])
         stops[behind], highest = later, max(highest, later)
     return highest
 
 
-def not_together(unit: Unit, clock: int, heads: Sequence[tuple[int, Any, int]]) -> StreamError:
+def not_together(unit: Unit, clock: int, heads: Sequence[Token]) -> StreamError:
     """Return the error that says of what came on each input that it doesn't belong together."""
-    seen = ", ".join(_brief(value, stop) for _, value, stop in heads)
+    seen = ", ".join(_brief(value, stop) for value, stop in heads)
     return unit.fail(f"its inputs don't have the same shape; at cycle {clock} they are at {seen}")
 
 

@@ -120,20 +120,14 @@ class LinearLoad(_Load):
                     yield source
                 value, stop = unit.take(source)
             if value is EMPTY:
-                yield from unit.put(sink, EMPTY, stop + rank)
+                unit.send(sink, EMPTY, stop + rank)
             else:
                 tiles = tiles or [tile(number) for number in positions]  # the same for each element
-                for found, ends in zip(tiles, stops):
-                    unit.read += size
-                    if unit.ask(requests):
-                        while unit.answer is None:
-                            yield None
-                        unit.answered()
-                    while not sink.room:
-                        yield sink
-                    unit.send(sink, found, ends + stop if ends == rank else ends)
+                unit.read += size * len(tiles)
+                tokens = [(found, ends + stop if ends == rank else ends) for found, ends in zip(tiles, stops)]
+                yield from unit.send_all(sink, tokens, requests)
                 if not tiles:
-                    yield from unit.put(sink, EMPTY, rank + stop)
+                    unit.send(sink, EMPTY, rank + stop)
             if source is None or stop == source.rank:
                 return
 
@@ -175,13 +169,8 @@ class RandomLoad(_Load):
             value: Any = EMPTY
             if number is not EMPTY:
                 unit.read += size
-                if unit.ask(requests):
-                    while unit.answer is None:
-                        yield None
-                    unit.answered()
+                unit.access(requests)
                 value = tile(int(number))
-            while not sink.room:
-                yield sink
             unit.send(sink, value, stop)
             if stop == source.rank:
                 return
@@ -213,12 +202,12 @@ class _Store(Operator):
             raise node.fail(f"the tiles' columns must be static and divide those of {tensor}, not {data}")
         return data
 
-    def write(self, unit: Unit, value: Any) -> Generator[None, None, None]:
+    def write(self, unit: Unit, value: Any) -> None:
         """Wait until a tile is written."""
         rows, columns = shape_of(value)
         itemsize, accelerator = Tile(rows, columns, self.tensor.dtype).itemsize, unit.engine.accelerator
         unit.written += rows * columns * itemsize
-        yield from unit.access(accelerator.off_chip.requests(rows, columns * itemsize) if accelerator else 0)
+        unit.access(accelerator.off_chip.requests(rows, columns * itemsize) if accelerator else 0)
 
 
 class LinearStore(_Store):
@@ -263,7 +252,7 @@ class LinearStore(_Store):
         while True:
             value, stop = yield from unit.peek(source)
             if value is not EMPTY:
-                yield from self.write(unit, value)
+                self.write(unit, value)
                 rows, columns = shape_of(value)
                 if column and rows != height:
                     raise unit.fail(f"a tile of {rows} rows comes beside one of {height}, at row {row} of {tensor}")
@@ -290,7 +279,7 @@ class LinearStore(_Store):
                 if value is not EMPTY:
                     break
                 unit.free(source)
-            yield from self.write(unit, value)
+            self.write(unit, value)
             rows, columns = shape_of(value)
             down, right = divmod(number, tensor.columns // columns)
             unit.engine.place(unit, tensor, down * rows, right * columns, value)
@@ -331,7 +320,7 @@ class RandomStore(_Store):
         while True:
             value, stop = yield from unit.peek(source)
             if value is EMPTY:
-                yield from unit.put(sink, EMPTY, stop)
+                unit.send(sink, EMPTY, stop)
             else:
                 row: Any = EMPTY
                 while row is EMPTY:
@@ -345,10 +334,10 @@ class RandomStore(_Store):
                 if rows is not None:
                     value = value[: int(rows)] if unit.engine.values else (min(int(rows), value[0]), value[1])
                 first, column = divmod(int(first), self.tensor.columns) if self.elements else (int(first), 0)
-                yield from self.write(unit, value)
+                self.write(unit, value)
                 unit.engine.place(unit, self.tensor, first, column, value)
                 unit.free(addresses)
-                yield from unit.put(sink, 1, stop)
+                unit.send(sink, 1, stop)
             unit.free(source)
             if stop == source.rank:
                 return
