@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tvm_axe.errors import StreamError
@@ -16,7 +17,7 @@ from tvm_axe.stream.types import AnyLayout, Buffer, DataType, Scalar, Selector, 
 if TYPE_CHECKING:
     from tvm_axe.stream.graph import Node
 
-Step: TypeAlias = Callable[[Any, int], tuple[int, Iterable[Token]]]
+Step: TypeAlias = Callable[[Any, int], tuple[int, Sequence[Token]]]
 """What a unit does with a token (value, stop): the cycles that it takes, and the tokens that come out."""
 Cost: TypeAlias = Callable[[Any], int]
 
@@ -109,24 +110,16 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
     until it has been worked on.
     """
     (source,), (sink,) = unit.inputs, unit.outputs
-    items, out, last, write = source.items, sink.items, source.rank, unit.script.append
-    peek, free, send = source.peek, source.free, sink.send
+    items, out, last = source.items, sink.items, source.rank
+    write, cells = unit.script.extend, _Cells([source], sink, early)
     stop = 0
     while stop < last:
         while not items:
             yield source
         value, stop = items.popleft()
         cycles, made = step(value, stop)
-        write(peek)
-        if cycles:
-            write(cycles << 4 | WORK)
-        if early:
-            write(free)
-        for token in made:
-            out.append(token)
-            write(send)
-        if not early:
-            write(free)
+        write(cells[cycles, len(made)])
+        out.extend(made)
 
 
 def combine(unit: Unit, step: Step, early: bool = False) -> Process:
@@ -136,10 +129,9 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
     common goes with the value, and the other follows alone.
     """
     sources, (sink,) = unit.inputs, unit.outputs
-    waits = [(source, source.items) for source in sources]
-    queues = [source.items for source in sources]
-    peeks, frees = [source.peek for source in sources], [source.free for source in sources]
-    out, send, write, last = sink.items, sink.send, unit.script.append, sources[0].rank
+    queues, out, last = [source.items for source in sources], sink.items, sources[0].rank
+    waits = list(zip(sources, queues))
+    write, cells = unit.script.extend, _Cells(sources, sink, early)
     stop = 0
     while stop < last:
         for source, items in waits:
@@ -148,23 +140,32 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
         heads = [items.popleft() for items in queues]
         values, stops = zip(*heads)
         stop = min(stops)
-        unit.script.extend(peeks)
         empty = values[0] is EMPTY
         for value in values:
             if (value is EMPTY) is not empty:
+                write([source.peek for source in sources])
                 raise not_together(unit, (yield from unit.now()), heads)
         cycles, made = step(EMPTY if empty else values, stop)
-        if cycles:
-            write(cycles << 4 | WORK)
-        if early:
-            unit.script.extend(frees)
-        for token in made:
-            out.append(token)
-            write(send)
-        if not early:
-            unit.script.extend(frees)
+        write(cells[cycles, len(made)])
+        out.extend(made)
         if stops.count(stop) < len(stops):
             stop = yield from _catch_up(unit, heads, step)
+
+
+class _Cells(dict[tuple[int, int], array]):
+    """The cells of taking a token from each source, so many cycles of work, and sending so many tokens."""
+
+    def __init__(self, sources: list[Channel], sink: Channel, early: bool) -> None:
+        super().__init__()
+        self.sources, self.sink, self.early = sources, sink, early
+
+    def __missing__(self, done: tuple[int, int]) -> array:
+        cycles, sent = done
+        looks, frees = [source.peek for source in self.sources], [source.free for source in self.sources]
+        works, sends = [cycles << 4 | WORK] if cycles else [], [self.sink.send] * sent
+        cells = [*looks, *works, *frees, *sends] if self.early else [*looks, *works, *sends, *frees]
+        self[done] = found = array("q", cells)
+        return found
 
 
 def _catch_up(unit: Unit, heads: list[Token], step: Step) -> Generator[Channel, None, int]:

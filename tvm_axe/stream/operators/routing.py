@@ -50,7 +50,7 @@ class Partition(Operator):
 
     def process(self, node: Node, unit: Unit) -> Process:
         source, selector = unit.inputs
-        rank, sinks = self.rank, unit.outputs
+        rank, sinks, items, write = self.rank, unit.outputs, source.items, unit.script.append
         cost = read_cost(unit, source)
         routing = 0 if unit.engine.accelerator is None else 1
         ended = selected = False  # the data, and the selectors
@@ -63,7 +63,7 @@ class Partition(Operator):
                 unit.take(source)
                 ended = stop == source.rank
                 continue
-            yield from unit.peek(source)
+            write(source.peek)
             chosen: Any = EMPTY
             while chosen is EMPTY:
                 if selected:
@@ -74,10 +74,13 @@ class Partition(Operator):
                 selected = stop == selector.rank
             targets = [sinks[number] for number in sorted(chosen)]
             while True:
-                value, stop = yield from unit.peek(source)
+                while not items:
+                    yield source
+                value, stop = items.popleft()
+                write(source.peek)
                 if value is not EMPTY:
                     unit.work(routing + (cost(value) if cost is not None else 0))
-                unit.free(source)
+                write(source.free)
                 for sink in targets:
                     unit.send(sink, value, stop if stop < rank else rank)
                 if stop >= rank:
