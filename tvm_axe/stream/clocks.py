@@ -81,7 +81,7 @@ class Clocks:
         self._grow("code", behind + len(fresh))
         self._grow("tenants", len(self._engine.occupancy.tenants))
         self._arrays["code"][self._used : behind] = script
-        pieces = np.array(fresh, np.int64).reshape(-1, 3) + [0, self._used, self._used]
+        pieces = np.array(fresh, np.int64).reshape(-1, 3) + np.array([0, self._used, self._used])
         self._arrays["code"][behind : behind + pieces.size] = pieces.ravel()  # which the next cells overwrite
         self._state[m.NEWS], self._state[m.NEW] = len(pieces), behind
         self._used = behind
@@ -118,7 +118,7 @@ class Clocks:
         """Say to units, channels and tenants what has become of them."""
         engine, units = self._engine, self._engine.units
         columns = [m.CLOCK, m.BUSY, m.BLOCKED, m.MEMORY, m.TOKENS, m.STATE]
-        cells = self._arrays["code"][self._units[:, m.AT]].tolist()
+        cells = [self._cell(at) for at in self._units[:, m.AT].tolist()]
         for channel, count in zip(engine.channels, self._channels[:, m.COUNT].tolist()):
             channel.count = count
             if channel.waiter is not None and not cells[channel.waiter.number]:
@@ -132,6 +132,11 @@ class Clocks:
         rate = self._fluid[m.RATE]
         if rate:
             engine.off_chip_busy = float((self._fluid[m.SERVED] + self._fluid[m.QUEUED_REQUESTS]) / rate)
+
+    def _cell(self, at: int) -> int:
+        """Return the cell that comes next from that address on; 0 if that isn't known yet."""
+        cell = int(self._arrays["code"][at])
+        return cell if not cell or cell & 15 else self._cell(cell >> 4)
 
     def _awaited(self, unit: Unit, cell: int) -> Sequence[Channel]:
         """Return the channels that a unit waits for, which has come to that cell."""

@@ -1,10 +1,10 @@
 """Runs a program: one generator an operator says what happens, and a compiled machine when.
 
-A unit's generator takes values from its channels and puts what comes of them into others, and writes down what that was:
-a script of steps (see `tvm_axe.stream.machine`) that say nothing of values. Which values there are depends on time only
-where what comes first is taken. So generators run ahead, over all that is there and as if channels had room for
-everything, and the machine follows, with clocks and channels as deep as they are; where a generator asks what came first, it
-waits for the machine's answer.
+A unit's generator takes values from its channels and puts what comes of them into others, and writes down what that
+was: a script of steps (see `tvm_axe.stream.machine`) that say nothing of values. Which values there are depends on time
+only where what comes first is taken. So generators run ahead, over all that is there and as if channels had room for
+everything, and the machine follows, with clocks, and channels as deep as they are. Where a generator asks what came
+first, it waits for the machine's answer.
 
 A generator yields the channel that it waits for, or None if it waits for an answer, or has run far enough ahead.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -63,8 +64,8 @@ class Channel:
     """
 
     __slots__ = (
-        "count", "depth", "free", "initial", "items", "number", "peek", "rank", "returns", "room", "send", "sender", "source",
-        "stored", "take", "target", "type", "waiter",
+        "count", "depth", "free", "initial", "items", "number", "peek", "rank", "returns", "room", "send", "sender",
+        "source", "stored", "take", "target", "type", "waiter",
     )  # fmt: skip
 
     def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool) -> None:
@@ -90,6 +91,8 @@ class Unit:
         The operator's name and kind.
     inputs, outputs : list[Channel]
         The unit's channels, in the operator's order.
+    metered : list[tuple[Channel, callable]]
+        The outputs of which tokens are counted, each with what counts them.
     engine : Engine
         The run that it belongs to.
     script : array[int]
@@ -105,8 +108,8 @@ class Unit:
     """
 
     __slots__ = (
-        "answer", "asked", "blocked", "busy", "clock", "done", "engine", "flops", "inputs", "kind", "memory", "name",
-        "number", "outputs", "process", "read", "script", "spans", "timed", "tokens", "waits", "written",
+        "answer", "asked", "blocked", "busy", "clock", "done", "engine", "flops", "inputs", "kind", "memory", "metered",
+        "name", "number", "outputs", "process", "read", "script", "spans", "timed", "tokens", "waits", "written",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, engine: Engine) -> None:
@@ -114,6 +117,7 @@ class Unit:
         self.timed = engine.accelerator is not None
         self.inputs: list[Channel] = []
         self.outputs: list[Channel] = []
+        self.metered: list[tuple[Channel, Callable[[Iterable[Token]], None]]] = []
         self.number = len(engine.units)
         engine.units.append(self)
         self.clock = self.busy = self.blocked = self.memory = self.flops = self.read = self.written = self.tokens = 0
@@ -331,6 +335,7 @@ class Engine:
         for unit in self.units:
             unit.inputs.clear()
             unit.outputs.clear()
+            unit.metered.clear()
         self.units.clear()
         self.channels.clear()
         self.sinks.clear()
@@ -341,7 +346,7 @@ class Engine:
         take = ready.popleft
         while ready and len(script) < AHEAD:
             unit = take()
-            start = len(script)
+            start, before = len(script), [len(channel.items) for channel, _ in unit.metered]
             for channel in unit.process:
                 if channel is not None:
                     channel.waiter = unit
@@ -354,6 +359,8 @@ class Engine:
             if len(script) > start:
                 script.append(0)
                 fresh.extend((unit.number, start, len(script) - 1))
+                for (channel, count), known in zip(unit.metered, before):
+                    count(islice(channel.items, known, None))
                 for channel in unit.outputs:
                     if channel.waiter is not None and channel.items:
                         ready.append(channel.waiter)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import tvm
 from tvm import tirx
@@ -54,7 +54,25 @@ RUNS, WAITS, ANSWERED, GRANTED, ENDED = range(5)  # the states of units: ANSWERE
 BASE, DEPTH, HEAD, COUNT, FREED, SPACE, WAITER, THROWN, CLEARED = range(9)
 
 # The state of the machine.
-HOP, ISSUE, LATENCY, LIMIT, TRACED, READY, READIES, SENDERS, TIME, SENDING, DECIDERS, TURNS, TOLD, SPANS, LATE, NEWS, NEW = range(17)
+(
+    HOP,
+    ISSUE,
+    LATENCY,
+    LIMIT,
+    TRACED,
+    READY,
+    READIES,
+    SENDERS,
+    TIME,
+    SENDING,
+    DECIDERS,
+    TURNS,
+    TOLD,
+    SPANS,
+    LATE,
+    NEWS,
+    NEW,
+) = range(17)
 RATE, QUEUED_REQUESTS, SERVED = range(3)
 
 NEVER: Final = 1 << 62
@@ -81,14 +99,16 @@ def _program() -> tirx.PrimFunc:
     def main(
         code: T.handle, units: T.handle, channels: T.handle, rings: T.handle, queues: T.handle, tenants: T.handle,
         spans: T.handle, state: T.handle, fluid: T.handle,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         cells, many, links, slots = T.int64(), T.int64(), T.int64(), T.int64()
         held, kept = T.int64(), T.int64()
         C = T.match_buffer(code, (cells,), "int64")
         U = T.match_buffer(units, (many, 13), "int64")
         X = T.match_buffer(channels, (links, 9), "int64")
         R = T.match_buffer(rings, (slots, 2), "int64")
-        Q = T.match_buffer(queues, (many, 7), "int64")  # ready; senders' next time, requests left, sent, unit; deciders; told
+        Q = T.match_buffer(
+            queues, (many, 7), "int64"
+        )  # ready; senders' next time, requests left, sent, unit; deciders; told
         O = T.match_buffer(tenants, (held, 2), "int64")
         P = T.match_buffer(spans, (kept, 3), "int64")
         S = T.match_buffer(state, (17,), "int64")
@@ -107,30 +127,30 @@ def _program() -> tirx.PrimFunc:
         left = T.alloc_local((1,), "float64")
 
         @T.inline
-        def ready(unit):
+        def ready(unit: Any) -> None:
             if U[unit, QUEUED] == 0:
                 U[unit, QUEUED] = 1
                 Q[(S[READY] + S[READIES]) % many, 0] = unit
                 S[READIES] = S[READIES] + 1
 
         @T.inline
-        def tell():
+        def tell() -> None:
             Q[S[TOLD], 6] = u[0]
             S[TOLD] = S[TOLD] + 1
 
         @T.inline
-        def wait(channel):
+        def wait(channel: Any) -> None:
             X[channel, WAITER] = u[0]
             going[0] = 0
 
         @T.inline
-        def wake(channel):
+        def wake(channel: Any) -> None:
             if X[channel, WAITER] >= 0:
                 ready(X[channel, WAITER])
                 X[channel, WAITER] = -1
 
         @T.inline
-        def span(start, stop):
+        def span(start: Any, stop: Any) -> None:
             if S[TRACED] != 0:
                 P[S[SPANS], 0] = u[0]
                 P[S[SPANS], 1] = start
@@ -138,11 +158,11 @@ def _program() -> tirx.PrimFunc:
                 S[SPANS] = S[SPANS] + 1
 
         @T.inline
-        def see(channel):
+        def see(channel: Any) -> None:
             clock[0] = T.max(clock[0], R[X[channel, BASE] + X[channel, HEAD], 0])
 
         @T.inline
-        def free(channel, time):
+        def free(channel: Any, time: Any) -> None:
             X[channel, HEAD] = T.if_then_else(X[channel, HEAD] + 1 == X[channel, DEPTH], 0, X[channel, HEAD] + 1)
             X[channel, COUNT] = X[channel, COUNT] - 1
             R[X[channel, BASE] + T.truncmod(X[channel, FREED] + X[channel, SPACE], X[channel, DEPTH]), 1] = time
@@ -150,22 +170,24 @@ def _program() -> tirx.PrimFunc:
             wake(channel)
 
         @T.inline
-        def throw_away(channel):
+        def throw_away(channel: Any) -> None:
             while X[channel, COUNT] > 0:
                 X[channel, CLEARED] = T.max(X[channel, CLEARED], R[X[channel, BASE] + X[channel, HEAD], 0])
                 free(channel, X[channel, CLEARED] + S[HOP])
 
         @T.inline
-        def enter(channel):
+        def enter(channel: Any) -> None:
             if R[X[channel, BASE] + X[channel, FREED], 1] > clock[0]:
                 U[u[0], BLOCKED] = U[u[0], BLOCKED] + R[X[channel, BASE] + X[channel, FREED], 1] - clock[0]
                 clock[0] = R[X[channel, BASE] + X[channel, FREED], 1]
 
         @T.inline
-        def send(channel):
+        def send(channel: Any) -> None:
             X[channel, FREED] = T.if_then_else(X[channel, FREED] + 1 == X[channel, DEPTH], 0, X[channel, FREED] + 1)
             X[channel, SPACE] = X[channel, SPACE] - 1
-            R[X[channel, BASE] + T.truncmod(X[channel, HEAD] + X[channel, COUNT], X[channel, DEPTH]), 0] = clock[0] + S[HOP]
+            R[X[channel, BASE] + T.truncmod(X[channel, HEAD] + X[channel, COUNT], X[channel, DEPTH]), 0] = (
+                clock[0] + S[HOP]
+            )
             X[channel, COUNT] = X[channel, COUNT] + 1
             U[u[0], TOKENS] = U[u[0], TOKENS] + 1
             wake(channel)

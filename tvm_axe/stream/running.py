@@ -170,8 +170,8 @@ def _wire(
     if symbols - measured:
         head = first if several else made[0]
         meter = Meter(stream.type)
-        meter.extend(head.items)
-        head.items = meter
+        meter.count(head.items)
+        unit.metered.append((head, meter.count))
         meters.append(meter)
         measured |= symbols
 

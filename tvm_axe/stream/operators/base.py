@@ -168,7 +168,7 @@ class _Cells(dict[tuple[int, int], array]):
         return found
 
 
-def _catch_up(unit: Unit, heads: list[Token], step: Step) -> Generator[Channel, None, int]:
+def _catch_up(unit: Unit, heads: list[Token], step: Step) -> Generator[Channel | None, None, int]:
     """Take the stops that some inputs send late, and send the highest; return it."""
     highest = yield from late_stops(unit, heads)
     for value, ends in step(EMPTY, highest)[1]:
@@ -176,7 +176,7 @@ def _catch_up(unit: Unit, heads: list[Token], step: Step) -> Generator[Channel, 
     return highest
 
 
-def late_stops(unit: Unit, heads: list[Token]) -> Generator[Channel, None, int]:
+def late_stops(unit: Unit, heads: list[Token]) -> Generator[Channel | None, None, int]:
     """Take the stops that some inputs send late, after tokens that came together; return the highest."""
     stops = [stop for _, stop in heads]
     highest = max(stops)

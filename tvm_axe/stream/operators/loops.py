@@ -6,11 +6,10 @@ how the head knows that the list is done, so that no token is left in the loop w
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.stream.codec import EMPTY
-from tvm_axe.stream.engine import Channel, Process, Unit
+from tvm_axe.stream.engine import Process, Unit
 from tvm_axe.stream.operators.base import Operator, late_stops, not_together, read_cost
 from tvm_axe.stream.types import Dim, Scalar, StreamType, data_differ, shapes_differ
 

@@ -174,23 +174,24 @@ def forward(
 
     Each value is sent `routing` cycles, and those for reading it, after it came.
     """
-    begun = False
+    begun, items, write = False, source.items, unit.script.append
     while True:
-        while not source.items:
+        while not items:
             yield source
-        value, stop = source.items[0]
+        value, stop = items.popleft()
         if value is EMPTY and stop > rank and not begun:
             if stop == source.rank:
                 raise unit.fail(f"{source.source!r} has ended, and one more tensor of it was selected")
-            unit.take(source)
+            write(source.take)
             continue
         begun = True
         if value is not EMPTY:
             unit.read_after(source, routing + (cost(value) if cost is not None else 0))
-        unit.take(source)
+        write(source.take)
         if stop >= rank and value is EMPTY and ends > rank:
             unit.send(sink, EMPTY, rank)
-        unit.send(sink, value, stop if stop < rank else ends)
+        write(sink.send)
+        sink.items.append((value, stop if stop < rank else ends))
         if stop >= rank:
             return stop
 
