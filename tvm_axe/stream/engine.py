@@ -52,7 +52,7 @@ class Channel:
     rank : int
         The rank of its stream.
     number, depth : int
-        Its place among the channels of the run, and the tokens that it holds.
+        The channel's place among those of the run, and the tokens that it holds.
     peek, free, take, room, send : int
         The steps of scripts.
     sender : Unit

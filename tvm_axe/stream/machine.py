@@ -8,9 +8,9 @@ taken. These wait until every other unit is blocked, and the earliest of them go
 happens later, so nothing that was decided has to be taken back.
 
 Off-chip memory serves requests of a fixed size as one queue, as fast as its channels together. Requests are not
-simulated one by one: while n are sent a cycle, the queue grows by n - rate, so what has to be known is when a unit starts
-and stops to send, two events a tile, and when it sends what is left in its last cycle. A request crosses three channels,
-to the memory, into its queue and back.
+simulated one by one: while n are sent a cycle, the queue grows by n - rate, so what has to be known is when a unit
+starts and stops to send, two events a tile, and when it sends what is left in its last cycle. A request crosses three
+channels, to the memory, into its queue and back.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ END: Final = 13  # nothing follows; what is still sent to the inputs, in so many
 
 # Columns of units.
 AT, TAIL, CLOCK, BUSY, BLOCKED, MEMORY, TOKENS, STATE, ANSWER, QUEUED, HELD, DUE, TURN = range(13)
-# AT and TAIL are the addresses of its next cell and of its last one, HELD says that more cells are to be had, and DUE is
-# when FIRST may be decided with what is there, TURN in which order where that is the same.
+# AT and TAIL are the addresses of a unit's next cell and of its last one, HELD says that more cells are to be had, DUE
+# is when FIRST may be decided with what is there, and TURN in which order where that is the same.
 RUNS, WAITS, ANSWERED, GRANTED, ENDED = range(5)  # the states of units: ANSWERED by memory, GRANTED the first there is
 
 # Columns of channels: rings of the times from which on tokens can be seen and free slots filled.
@@ -106,9 +106,8 @@ def _program() -> tirx.PrimFunc:
         U = T.match_buffer(units, (many, 13), "int64")
         X = T.match_buffer(channels, (links, 9), "int64")
         R = T.match_buffer(rings, (slots, 2), "int64")
-        Q = T.match_buffer(
-            queues, (many, 7), "int64"
-        )  # ready; senders' next time, requests left, sent, unit; deciders; told
+        # Who is ready; of who sends requests the next time, what is left and sent then, and the unit; deciders; told.
+        Q = T.match_buffer(queues, (many, 7), "int64")
         O = T.match_buffer(tenants, (held, 2), "int64")
         P = T.match_buffer(spans, (kept, 3), "int64")
         S = T.match_buffer(state, (17,), "int64")
