@@ -10,6 +10,7 @@ import numpy as np
 
 from tvm_axe import _tvm
 from tvm_axe.stream import machine as m
+from tvm_axe.stream import steps
 
 if TYPE_CHECKING:
     from tvm_axe.stream.engine import Channel, Engine, Unit
@@ -37,28 +38,28 @@ class Clocks:
         self._channels[:, m.COUNT] = [channel.initial for channel in channels]
         self._channels[:, m.SPACE] = depths - self._channels[:, m.COUNT]
         self._channels[:, m.WAITER] = -1
-        self._state = np.zeros(17, np.int64)
+        self._state = np.zeros(18, np.int64)
         self._state[m.LIMIT] = m.NEVER if engine.max_cycles is None else engine.max_cycles
         self._state[m.TRACED], self._state[m.LATE] = engine.traced, -1
-        self._fluid = np.zeros(3, np.float64)
+        self._memory = np.zeros(3, np.float64)
         if accelerator is not None:
             memory = accelerator.off_chip
             self._state[m.HOP], self._state[m.ISSUE] = accelerator.hop, memory.issue
             self._state[m.LATENCY] = memory.latency + 3 * accelerator.hop
-            self._fluid[m.RATE] = memory.rate
+            self._memory[m.RATE] = memory.rate
         self._queues = np.zeros((len(units), 7), np.int64)
         self._used = len(units) + 1  # cells: none at 0, and an end for each unit
-        self._run = m.machine()
+        self._follow, self._tidy = m.machine()
         self._arrays = {
             "code": np.zeros(4 * self._used, np.int64),
             "units": self._units,
             "channels": self._channels,
-            "rings": np.zeros((int(depths.sum()), 2), np.int64),
+            "slots": np.zeros((int(depths.sum()), 2), np.int64),
             "queues": self._queues,
             "tenants": np.zeros((1, 2), np.int64),
             "spans": np.zeros((1, 3), np.int64),
             "state": self._state,
-            "fluid": self._fluid,
+            "memory": self._memory,
         }
         self._tensors = {name: _tvm.as_tensor(array) for name, array in self._arrays.items()}
 
@@ -71,39 +72,49 @@ class Clocks:
             The cells, and of each piece of them its unit, its first cell and the one behind its last, 0. Both are
             emptied.
         held : Iterable[Unit]
-            The units that have more to write down.
+            The units that have more to write down, which is needed when they come to the ends of their scripts.
         """
         for unit in held:  # they come to their ends by a piece of nothing
             self._units[unit.number, m.HELD] = 1
             fresh.extend((unit.number, len(script), len(script)))
             script.append(0)
-        behind = self._used + len(script)
-        self._grow("code", behind + len(fresh))
-        self._grow("tenants", len(self._engine.occupancy.tenants))
-        self._arrays["code"][self._used : behind] = script
-        pieces = np.array(fresh, np.int64).reshape(-1, 3) + np.array([0, self._used, self._used])
-        self._arrays["code"][behind : behind + pieces.size] = pieces.ravel()  # which the next cells overwrite
-        self._state[m.NEWS], self._state[m.NEW] = len(pieces), behind
-        self._used = behind
+        self._make_room(len(script) + len(fresh))
+        code, state, start = self._arrays["code"], self._state, self._used
+        self._used = behind = start + len(script)
+        code[start:behind] = script
+        code[behind : behind + len(fresh)] = fresh  # which the next cells overwrite
+        state[m.SCRIPT], state[m.NEW], state[m.NEWS] = start, behind, len(fresh) // 3
         del script[:], fresh[:]
-        if self._state[m.TRACED]:
-            self._grow("spans", len(self._arrays["code"]))
-        self._run(*self._tensors.values())
-        spans = self._arrays["spans"]
-        for number, start, stop in spans[: self._state[m.SPANS]].tolist():
-            self._engine.units[number].spans.append((start, stop))
-        told = self._queues[: self._state[m.TOLD], 6].tolist()
-        self._state[m.SPANS] = self._state[m.TOLD] = 0
-        self._units[:, m.HELD] = 0
+        self._grow("tenants", len(self._engine.occupancy.tenants))
+        if self._engine.traced:
+            self._grow("spans", len(code))
+        self._follow(*self._tensors.values())
+        if state[m.SPANS]:
+            for number, begun, ended in self._arrays["spans"][: state[m.SPANS]].tolist():
+                self._engine.units[number].spans.append((begun, ended))
+        told: list[int] = [] if state[m.LATE] >= 0 else self._queues[: state[m.TOLD], m.TELL].tolist()
+        state[m.SPANS] = state[m.TOLD] = 0
         return told
+
+    def _make_room(self, cells: int) -> None:
+        """Have room for so many cells: first where those are that units have followed, then in a longer array."""
+        code = self._arrays["code"]
+        if self._used + cells <= len(code):
+            return
+        self._set("code", np.empty_like(code))
+        self._tidy(_tvm.as_tensor(code), *(self._tensors[name] for name in ("code", "units", "state")))
+        self._used = int(self._state[m.NEW])
+        if 2 * (self._used + cells) > len(code):
+            self._grow("code", 2 * (self._used + cells))
 
     def _grow(self, name: str, rows: int) -> None:
         """Make an array longer if it isn't as long as that."""
         array = self._arrays[name]
         if rows > len(array):
-            more = np.zeros((rows, *array.shape[1:]), np.int64)
-            self._arrays[name] = np.concatenate([array, more])
-            self._tensors[name] = _tvm.as_tensor(self._arrays[name])
+            self._set(name, np.concatenate([array, np.zeros((rows, *array.shape[1:]), np.int64)]))
+
+    def _set(self, name: str, array: np.ndarray) -> None:
+        self._arrays[name], self._tensors[name] = array, _tvm.as_tensor(array)
 
     @property
     def late(self) -> Unit | None:
@@ -126,12 +137,12 @@ class Clocks:
         for unit, row, cell in zip(units, self._units[:, columns].tolist(), cells):
             unit.clock, unit.busy, unit.blocked, unit.memory, unit.tokens, state = row
             unit.done = state == m.ENDED
-            unit.waits = self._awaited(unit, cell)
+            unit.waits = () if unit.done else self._awaited(unit, cell)
         for tenant, (start, stop) in zip(engine.occupancy.tenants, self._arrays["tenants"].tolist()):
             tenant.start, tenant.stop = start, stop
-        rate = self._fluid[m.RATE]
+        rate = self._memory[m.RATE]
         if rate:
-            engine.off_chip_busy = float((self._fluid[m.SERVED] + self._fluid[m.QUEUED_REQUESTS]) / rate)
+            engine.off_chip_busy = float((self._memory[m.SERVED] + self._memory[m.PENDING]) / rate)
 
     def _cell(self, at: int) -> int:
         """Return the cell that comes next from that address on; 0 if that isn't known yet."""
@@ -141,9 +152,9 @@ class Clocks:
     def _awaited(self, unit: Unit, cell: int) -> Sequence[Channel]:
         """Return the channels that a unit waits for, which has come to that cell."""
         step = cell & 15
-        if step in (m.GO, m.FIRST):
+        if step in (steps.GO, steps.FIRST):
             return unit.waits
-        column = m.COUNT if step in (m.PEEK, m.TAKE, m.READ) else m.SPACE if step in (m.ROOM, m.SEND) else None
-        if column is None or self._channels[cell >> 4, column]:
+        takes, sends = step in (steps.PEEK, steps.TAKE, steps.READ), step in (steps.ROOM, steps.SEND)
+        if not (takes or sends) or self._channels[cell >> 4, m.COUNT if takes else m.SPACE]:
             return ()
         return (self._engine.channels[cell >> 4],)

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream import machine
-from tvm_axe.stream.clocks import Clocks
+from tvm_axe.stream import steps
 from tvm_axe.stream.codec import EMPTY, Token
 from tvm_axe.stream.memory import Accelerator, Occupancy, Tenant
 from tvm_axe.stream.waiting import deadlock, too_long
@@ -30,8 +29,11 @@ if TYPE_CHECKING:
     from tvm_axe.stream.graph import Tensor
     from tvm_axe.stream.types import StreamType
 
-AHEAD = 1 << 18
+AHEAD = 1 << 16
 """Cells of scripts that generators may write before the machine follows."""
+
+BATCH = 1 << 12
+"""Tokens that a unit may send at a time of which it has as many as it likes."""
 
 Process: TypeAlias = "Generator[Channel | None, None, None]"
 """The generator that runs a unit."""
@@ -55,8 +57,6 @@ class Channel:
         The channel's place among those of the run, and the tokens that it holds.
     peek, free, take, room, send : int
         The steps of scripts.
-    sender : Unit
-        The unit that sends into it.
     initial, count : int
         Tokens that are in it from the start, and at the end.
     returns : bool
@@ -64,22 +64,22 @@ class Channel:
     """
 
     __slots__ = (
-        "count", "depth", "free", "initial", "items", "number", "peek", "rank", "returns", "room", "send", "sender",
-        "source", "stored", "take", "target", "type", "waiter",
+        "count", "depth", "free", "initial", "items", "number", "peek", "rank", "returns", "room", "send", "source",
+        "stored", "take", "target", "type", "waiter",
     )  # fmt: skip
 
     def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool) -> None:
-        self.type, self.sender, self.depth, self.stored, self.returns = type, sender, depth, stored, False
-        self.rank, self.source, self.target, self.initial = type.rank, sender.name, "", 0
-        self.count = 0
+        self.type, self.depth, self.stored, self.returns = type, depth, stored, False
+        self.rank, self.source, self.target = type.rank, sender.name, ""
+        self.initial = self.count = 0
         self.items: deque[Token] = deque()
         self.waiter: Unit | None = None
         channels = sender.engine.channels
         self.number = number = len(channels)
         channels.append(self)
         cell = number << 4
-        self.peek, self.free, self.take = cell | machine.PEEK, cell | machine.FREE, cell | machine.TAKE
-        self.room, self.send = cell | machine.ROOM, cell | machine.SEND
+        self.peek, self.free, self.take = cell | steps.PEEK, cell | steps.FREE, cell | steps.TAKE
+        self.room, self.send = cell | steps.ROOM, cell | steps.SEND
 
 
 class Unit:
@@ -169,40 +169,41 @@ class Unit:
 
     def send_all(self, channel: Channel, tokens: list[Token], requests: int = 0) -> Generator[None, None, None]:
         """Send tokens, each of them after so many requests to off-chip memory were answered."""
-        steps = [requests << 4 | machine.ACCESS, channel.send] if requests and self.timed else [channel.send]
-        for start in range(0, len(tokens), AHEAD):
-            part = tokens[start : start + AHEAD]
+        access = [requests << 4 | steps.ACCESS] if requests and self.timed else []
+        one = array("q", [*access, channel.send])
+        for start in range(0, len(tokens), BATCH):
+            part = tokens[start : start + BATCH]
             channel.items.extend(part)
-            self.script.extend(array("q", steps) * len(part))
-            if len(part) == AHEAD:
+            self.script.extend(one * len(part))
+            if len(part) == BATCH:
                 yield None
 
     def work(self, cycles: int) -> None:
         """Let cycles of work pass."""
         if cycles:
-            self.script.append(cycles << 4 | machine.WORK)
+            self.script.append(cycles << 4 | steps.WORK)
 
     def access(self, requests: int) -> None:
         """Send so many requests to off-chip memory and wait until they are answered."""
         if requests and self.timed:
-            self.script.append(requests << 4 | machine.ACCESS)
+            self.script.append(requests << 4 | steps.ACCESS)
 
     def read_after(self, channel: Channel, cycles: int) -> None:
         """Let pass what is left of so many cycles from when the next token came."""
-        self.script.extend((channel.number << 4 | machine.READ, cycles))
+        self.script.extend((channel.number << 4 | steps.READ, cycles))
 
     def use(self, tenant: Tenant) -> None:
         """Note that a tenant of on-chip memory is needed now."""
-        self.script.append(tenant.number << 4 | machine.USE)
+        self.script.append(tenant.number << 4 | steps.USE)
 
     def now(self) -> Generator[None, None, int]:
         """Return what cycle it is."""
-        self.script.append(machine.NOW)
+        self.script.append(steps.NOW)
         return (yield from self._asking())
 
     def earliest(self, channels: Sequence[Channel]) -> Generator[None, None, int]:
         """Wait for the first token of several channels, and until it is known to be the first; return its number."""
-        self.script.extend((len(channels) << 4 | machine.FIRST, *(channel.number for channel in channels)))
+        self.script.extend((len(channels) << 4 | steps.FIRST, *(channel.number for channel in channels)))
         self.waits = channels
         at = yield from self._asking()
         self.waits = ()
@@ -260,7 +261,7 @@ class Engine:
         """
         self.check_capacity(unit, size)
         tenant = self.occupancy.add(size)
-        unit.script.append(tenant.number << 4 | machine.OCCUPY)
+        unit.script.append(tenant.number << 4 | steps.OCCUPY)
         return tenant
 
     def grow(self, unit: Unit, tenant: Tenant, size: int) -> None:
@@ -306,18 +307,18 @@ class Engine:
         StreamError
             If units wait for each other, leave values that they were sent, or run for longer than they may.
         """
+        from tvm_axe.stream.clocks import Clocks  # which imports TVM: seconds, and only runs need it
+
         clocks = Clocks(self)
-        self.ready.extend(self.units)
-        while True:
-            self._run_ahead()
-            told = clocks.follow(self.script, self._fresh, self.ready)
-            if clocks.late is not None or not told:
-                break
+        told: Sequence[int] = range(len(self.units))
+        while told:
+            held = self._run_ahead()
+            told = clocks.follow(self.script, self._fresh, held)
             for number in told:
                 unit = self.units[number]
                 if unit.asked:
                     unit.asked, unit.answer = False, clocks.answer(number)
-                    self.ready.append(unit)
+                self.ready.append(unit)
         clocks.finish()
         if clocks.late is not None:
             raise StreamError(too_long(clocks.late, self.units, self.sinks, self.max_cycles))
@@ -331,37 +332,39 @@ class Engine:
             unit.process.close()
 
     def release(self) -> None:
-        """Let go of the units, each of which knows the others, so that memory is free without a garbage collection."""
-        for unit in self.units:
-            unit.inputs.clear()
-            unit.outputs.clear()
-            unit.metered.clear()
+        """Let go of the units, each of which knows the engine, so that memory is free without a garbage collection."""
         self.units.clear()
         self.channels.clear()
         self.sinks.clear()
 
-    def _run_ahead(self) -> None:
-        """Have generators go on until each of them waits, or enough is written down."""
-        ready, script, fresh = self.ready, self.script, self._fresh
+    def _run_ahead(self) -> list[Unit]:
+        """Have generators go on until each of them waits, or enough is written down.
+
+        Return the units that have more to write: it isn't needed before the machine has followed them to their ends.
+        """
+        ready, script, fresh, held = self.ready, self.script, self._fresh, []
         take = ready.popleft
         while ready and len(script) < AHEAD:
             unit = take()
-            start, before = len(script), [len(channel.items) for channel, _ in unit.metered]
+            start, known = len(script), [len(channel.items) for channel, _ in unit.metered] if unit.metered else ()
             for channel in unit.process:
                 if channel is not None:
                     channel.waiter = unit
                 elif not unit.asked:
-                    ready.append(unit)
+                    held.append(unit)
                 break
             else:
-                script.append(len(unit.inputs) << 4 | machine.END)
+                script.append(len(unit.inputs) << 4 | steps.END)
                 script.extend([channel.number for channel in unit.inputs])
             if len(script) > start:
                 script.append(0)
                 fresh.extend((unit.number, start, len(script) - 1))
-                for (channel, count), known in zip(unit.metered, before):
-                    count(islice(channel.items, known, None))
+                for (channel, count), before in zip(unit.metered, known):
+                    count(islice(channel.items, before, None))
                 for channel in unit.outputs:
                     if channel.waiter is not None and channel.items:
                         ready.append(channel.waiter)
                         channel.waiter = None
+        held.extend(ready)
+        ready.clear()
+        return held

@@ -99,9 +99,12 @@ def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
     meters: list[Meter] = []
     measured: set[sympy.Symbol] = set()
     arrivals: dict[tuple[int, int], list[Channel]] = {}
-    for node in units:
+    for node, unit in units.items():
+        engine.ready.append(unit)
+        known = len(engine.units)
         for stream in node.outputs:
-            _wire(stream, units[node], engine, arrivals, measured, meters)
+            _wire(stream, unit, engine, arrivals, measured, meters)
+        engine.ready.extend(engine.units[known:])  # what sends to others goes first
     for node, unit in units.items():
         for stream in node.inputs:
             unit.inputs.append(arrivals[id(stream), id(node)].pop(0))

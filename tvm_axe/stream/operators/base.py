@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from tvm_axe.errors import StreamError
 from tvm_axe.layout import Access, bank_conflicts
 from tvm_axe.stream.codec import EMPTY, Token, show
-from tvm_axe.stream.engine import Channel, Process, Unit
-from tvm_axe.stream.machine import WORK
+from tvm_axe.stream.engine import AHEAD, Channel, Process, Unit
+from tvm_axe.stream.steps import WORK
 from tvm_axe.stream.types import AnyLayout, Buffer, DataType, Scalar, Selector, StreamType, Tile, Tuple
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
         cycles, made = step(value, stop)
         write(cells[cycles, len(made)])
         out.extend(made)
+        if len(made) > 1 and len(unit.script) >= AHEAD:
+            yield None
 
 
 def combine(unit: Unit, step: Step, early: bool = False) -> Process:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.stream.codec import EMPTY, Token
-from tvm_axe.stream.engine import Process, Unit
+from tvm_axe.stream.engine import AHEAD, Process, Unit
 from tvm_axe.stream.memory import Stored, Tenant
 from tvm_axe.stream.operators.base import Operator, bandwidth, byte_counter
 from tvm_axe.stream.operators.higher import inner_dims
@@ -117,6 +117,8 @@ class Streamify(Operator):
                     unit.send(sink, value, after)
                 if stop and tokens[-1][0] is EMPTY:
                     unit.send(sink, EMPTY, stop + rank)
+                if len(unit.script) >= AHEAD:
+                    yield None
             unit.free(source)
             if stop == source.rank:
                 return
