@@ -92,7 +92,7 @@ class Clocks:
         if state[m.SPANS]:
             for number, begun, ended in self._arrays["spans"][: state[m.SPANS]].tolist():
                 self._engine.units[number].spans.append((begun, ended))
-        told: list[int] = [] if state[m.LATE] >= 0 else self._queues[: state[m.TOLD], m.TELL].tolist()
+        told: list[int] = self._queues[: state[m.TOLD], m.TELL].tolist()
         state[m.SPANS] = state[m.TOLD] = 0
         return told
 
@@ -124,6 +124,10 @@ class Clocks:
     def answer(self, number: int) -> int:
         """Return the answer to what a unit asked."""
         return int(self._units[number, m.ANSWER])
+
+    def time(self, number: int) -> int:
+        """Return the cycle that a unit has come to."""
+        return int(self._units[number, m.CLOCK])
 
     def finish(self) -> None:
         """Say to units, channels and tenants what has become of them."""

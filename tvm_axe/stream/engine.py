@@ -250,6 +250,7 @@ class Engine:
         self.prices: dict[tuple, dict[tuple, Any]] = {}
         self.off_chip_busy = 0.0
         self._fresh = array("q")
+        self._failed: dict[int, StreamError] = {}
 
     def occupy(self, unit: Unit, size: int) -> Tenant:
         """Take up on-chip memory from now on.
@@ -319,6 +320,11 @@ class Engine:
                 if unit.asked:
                     unit.asked, unit.answer = False, clocks.answer(number)
                 self.ready.append(unit)
+            failed = [number for number in told if number in self._failed]
+            if failed:
+                raise self._failed[min(failed, key=clocks.time)]
+            if clocks.late is not None:
+                break
         clocks.finish()
         if clocks.late is not None:
             raise StreamError(too_long(clocks.late, self.units, self.sinks, self.max_cycles))
@@ -347,15 +353,19 @@ class Engine:
         while ready and len(script) < AHEAD:
             unit = take()
             start, known = len(script), [len(channel.items) for channel, _ in unit.metered] if unit.metered else ()
-            for channel in unit.process:
-                if channel is not None:
-                    channel.waiter = unit
-                elif not unit.asked:
-                    held.append(unit)
-                break
-            else:
-                script.append(len(unit.inputs) << 4 | steps.END)
-                script.extend([channel.number for channel in unit.inputs])
+            try:
+                for channel in unit.process:
+                    if channel is not None:
+                        channel.waiter = unit
+                    elif not unit.asked:
+                        held.append(unit)
+                    break
+                else:
+                    script.append(len(unit.inputs) << 4 | steps.END)
+                    script.extend([channel.number for channel in unit.inputs])
+            except StreamError as error:  # which is to be raised if the unit comes so far
+                self._failed[unit.number] = error
+                held.append(unit)
             if len(script) > start:
                 script.append(0)
                 fresh.extend((unit.number, start, len(script) - 1))

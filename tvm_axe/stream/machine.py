@@ -15,6 +15,9 @@ channels, to the memory, into its queue and back.
 The arrays are those of `tvm_axe.stream.clocks`.
 """
 
+# What TVMScript inlines assign to are the program's variables, which ruff takes for their own.
+# ruff: noqa: F823, F841, SIM109
+
 from __future__ import annotations
 
 import functools

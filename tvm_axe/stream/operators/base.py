@@ -117,7 +117,11 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
         while not items:
             yield source
         value, stop = items.popleft()
-        cycles, made = step(value, stop)
+        try:
+            cycles, made = step(value, stop)
+        except StreamError:
+            unit.script.append(source.peek)
+            raise
         write(cells[cycles, len(made)])
         out.extend(made)
         if len(made) > 1 and len(unit.script) >= AHEAD:
@@ -147,7 +151,11 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
             if (value is EMPTY) is not empty:
                 write([source.peek for source in sources])
                 raise not_together(unit, (yield from unit.now()), heads)
-        cycles, made = step(EMPTY if empty else values, stop)
+        try:
+            cycles, made = step(EMPTY if empty else values, stop)
+        except StreamError:
+            write([source.peek for source in sources])
+            raise
         write(cells[cycles, len(made)])
         out.extend(made)
         if stops.count(stop) < len(stops):
