@@ -2,6 +2,7 @@
 
 import gc
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from tvm_axe.stream import (
     StreamType,
     Tile,
     View,
+    engine,
     functions,
     ragged,
     symbol,
 )
+from tvm_axe.stream.operators import base, off_chip, on_chip
 from tvm_axe.stream.programs.samples import SMALL, make_sample
 
 FAST = Accelerator(hop=0)
@@ -332,3 +335,42 @@ def test_a_run_leaves_the_garbage_collector_nothing():
         if before:
             gc.enable()
     assert report.cycles and found < len(report.units)
+
+
+@pytest.mark.parametrize(("worst", "found"), [(1, "Accum 'late': sum raised ValueError: no"), (2, "deadlock: ")])
+def test_an_error_is_raised_if_it_comes_before_a_deadlock(worst, found):
+    def add(state, value):
+        if value == worst:
+            raise ValueError("no")
+        return state + value
+
+    p = StreamProgram("either")
+    a = numbers(p, 8).promote()
+    a.accum(functions.number("sum", add, initial=0), name="late").expand(a).output("y")
+    with pytest.raises(StreamError, match=found):
+        p.run({"x": list(range(8))})
+
+
+@pytest.mark.parametrize("name", ["moe-shared", "attention-dynamic"])
+def test_how_far_generators_run_ahead_changes_nothing(monkeypatch, name):
+    sample = make_sample(name, SMALL, batch=8, seed=2)
+    known = sample.run(values=False, trace=True)
+    for module in (engine, base, on_chip):
+        monkeypatch.setattr(module, "AHEAD", 40)
+    for module in (engine, off_chip):
+        monkeypatch.setattr(module, "BATCH", 3)
+    assert sample.run(values=False, trace=True) == known
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one():
+    def peak(tiles):
+        p = StreamProgram("chain")
+        p.load(p.tensor("x", tiles, 8), (1, 8)).flatten().map(functions.exp()).discard()
+        tracemalloc.start()
+        p.run({}, Accelerator(), values=False)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(100)
+    assert peak(80_000) < 1.5 * peak(20_000)

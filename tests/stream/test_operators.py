@@ -52,12 +52,10 @@ class Late(Operator):
         return [self.type]
 
     def process(self, node, unit):
+        tokens = []
         for (value, stop), early in zip(encode(self.lists, self.type.rank), itertools.cycle(self.choices)):
-            if value is EMPTY or early >= stop:
-                yield from unit.put(unit.outputs[0], value, stop)
-            else:
-                yield from unit.put(unit.outputs[0], value, early)
-                yield from unit.put(unit.outputs[0], EMPTY, stop)
+            tokens += [(value, stop)] if value is EMPTY or early >= stop else [(value, early), (EMPTY, stop)]
+        yield from unit.send_all(unit.outputs[0], tokens)
 
 
 stops = st.lists(st.integers(0, 4), min_size=1, max_size=5)

@@ -1,71 +1,85 @@
-"""Runs a program: one generator an operator, channels that hold a few tokens, time carried by the tokens.
+"""Runs a program: one generator an operator says what happens, and a compiled machine when.
 
-Each unit has a clock of its own. It takes a token no earlier than the token's time, works for so many cycles, frees the
-token's slot in the channel and sends what comes out, or waits until there is room. So the clocks need no common order,
-and a unit runs on for as long as its channels let it. Order in time matters where units compete: for off-chip memory,
-and in operators that take whatever comes first. These wait until every other unit is blocked, and the earliest of them
-goes next; whatever happens because of it happens later, so nothing that was decided has to be taken back.
+A unit's generator takes values from its channels and puts what comes of them into others, and writes down what that
+was: a script of steps (see `tvm_axe.stream.machine`) that say nothing of values. Which values there are depends on time
+only where what comes first is taken. So generators run ahead, over all that is there and as if channels had room for
+everything, and the machine follows, with clocks, and channels as deep as they are. Where a generator asks what came
+first, it waits for the machine's answer.
 
-A generator yields the channel that it is blocked on, or None if it has arranged itself for being woken.
+A generator yields the channel that it waits for, or None if it waits for an answer, or has run far enough ahead.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
+from array import array
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from tvm_axe.errors import StreamError
+from tvm_axe.stream import steps
 from tvm_axe.stream.codec import EMPTY, Token
-from tvm_axe.stream.memory import Accelerator, MemoryQueue, Occupancy, Tenant
+from tvm_axe.stream.memory import Accelerator, Occupancy, Tenant
 from tvm_axe.stream.waiting import deadlock, too_long
 
 if TYPE_CHECKING:
     from tvm_axe.stream.graph import Tensor
     from tvm_axe.stream.types import StreamType
 
+AHEAD = 1 << 16
+"""Cells of scripts that generators may write before the machine follows."""
+
+BATCH = 1 << 12
+"""Tokens that a unit may send at a time of which it has as many as it likes."""
+
 Process: TypeAlias = "Generator[Channel | None, None, None]"
 """The generator that runs a unit."""
 
 
 class Channel:
-    """A queue of tokens (time, value, stop) from one unit to another.
+    """A queue of tokens (value, stop) from one unit to another.
 
     Attributes
     ----------
-    items : deque[tuple[int, Any, int]]
-        The tokens, with the time from which on each can be seen.
-    room : deque[int]
-        The time from which on each free slot can be filled.
+    items : deque[Token]
+        The tokens that its reader's generator hasn't taken.
     waiter : Unit or None
-        The unit that is blocked on it: its reader if it is empty, its writer if it is full.
+        The unit that is blocked on it: its reader's, if it is empty, and after a run that doesn't end its writer, if it
+        is full.
     stored : bool
         Whether its tiles lie in on-chip memory, so that whoever takes one reads it from there.
     rank : int
         The rank of its stream.
-    sender : Unit
-        The unit that sends into it.
+    number, depth : int
+        The channel's place among those of the run, and the tokens that it holds.
+    peek, free, take, room, send : int
+        The steps of scripts.
+    initial, count : int
+        Tokens that are in it from the start, and at the end.
     returns : bool
         Whether it is feedback, in which tokens are left at the end.
-    left : int
-        Values that came after its reader had all that it needs.
     """
 
     __slots__ = (
-        "depth", "items", "left", "rank", "returns", "room", "sender", "source", "stored", "target", "type", "waiter",
+        "count", "depth", "free", "initial", "items", "number", "peek", "rank", "returns", "room", "send", "source",
+        "stored", "take", "target", "type", "waiter",
     )  # fmt: skip
 
     def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool) -> None:
-        self.type, self.sender, self.depth, self.stored, self.returns = type, sender, depth, stored, False
+        self.type, self.depth, self.stored, self.returns = type, depth, stored, False
         self.rank, self.source, self.target = type.rank, sender.name, ""
-        self.left = 0
-        self.items: deque[tuple[int, Any, int]] = deque()
-        self.room: deque[int] = deque([0] * depth)
+        self.initial = self.count = 0
+        self.items: deque[Token] = deque()
         self.waiter: Unit | None = None
+        channels = sender.engine.channels
+        self.number = number = len(channels)
+        channels.append(self)
+        cell = number << 4
+        self.peek, self.free, self.take = cell | steps.PEEK, cell | steps.FREE, cell | steps.TAKE
+        self.room, self.send = cell | steps.ROOM, cell | steps.SEND
 
 
 class Unit:
@@ -77,10 +91,12 @@ class Unit:
         The operator's name and kind.
     inputs, outputs : list[Channel]
         The unit's channels, in the operator's order.
+    metered : list[tuple[Channel, callable]]
+        The outputs of which tokens are counted, each with what counts them.
     engine : Engine
         The run that it belongs to.
-    hop, wake, queue : int, callable, MemoryQueue or None
-        The run's cycles of a channel, what takes a unit that can go on, and its off-chip memory.
+    script : array[int]
+        Where its steps are written down.
     clock, busy, blocked : int
         The cycle in which it ended, the cycles that it worked, and those that it waited for room in a channel.
     memory : int
@@ -92,20 +108,22 @@ class Unit:
     """
 
     __slots__ = (
-        "answer", "blocked", "busy", "clock", "done", "engine", "flops", "granted", "hop", "inputs", "kind", "memory",
-        "name", "outputs", "process", "queue", "read", "spans", "tokens", "version", "waits", "wake", "written",
+        "answer", "asked", "blocked", "busy", "clock", "done", "engine", "flops", "inputs", "kind", "memory", "metered",
+        "name", "number", "outputs", "process", "read", "script", "spans", "timed", "tokens", "waits", "written",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, engine: Engine) -> None:
-        self.name, self.kind, self.engine = name, kind, engine
-        self.hop, self.wake, self.queue = engine.hop, engine.ready.append, engine.memory
+        self.name, self.kind, self.engine, self.script = name, kind, engine, engine.script
+        self.timed = engine.accelerator is not None
         self.inputs: list[Channel] = []
         self.outputs: list[Channel] = []
+        self.metered: list[tuple[Channel, Callable[[Iterable[Token]], None]]] = []
+        self.number = len(engine.units)
+        engine.units.append(self)
         self.clock = self.busy = self.blocked = self.memory = self.flops = self.read = self.written = self.tokens = 0
-        self.spans: list[tuple[int, int]] | None = [] if engine.traced else None
-        self.done = self.granted = False
-        self.version = 0
-        self.answer: int | None = None
+        self.spans: list[tuple[int, int]] = []
+        self.done = self.asked = False
+        self.answer = 0
         self.waits: Sequence[Channel] = ()
         self.process: Process
 
@@ -113,116 +131,89 @@ class Unit:
         """Return the error that says `message` of this unit."""
         return StreamError(f"{self.kind} {self.name!r}: {message}")
 
-    def peek(self, channel: Channel) -> Generator[Channel, None, tuple[Any, int]]:
+    def peek(self, channel: Channel) -> Generator[Channel, None, Token]:
         """Look at the next token once it is there; it stays in the channel until it is freed."""
         items = channel.items
         while not items:
             yield channel
-        time, value, stop = items[0]
-        if time > self.clock:
-            self.clock = time
-        return value, stop
+        self.script.append(channel.peek)
+        return items[0]
 
-    def get(self, channel: Channel) -> Generator[Channel, None, tuple[Any, int]]:
+    def get(self, channel: Channel) -> Generator[Channel, None, Token]:
         """Take the next token once it is there."""
         while not channel.items:
             yield channel
         return self.take(channel)
 
-    def take(self, channel: Channel) -> tuple[Any, int]:
-        """Take the next token, which is there.
-
-        It and `send` are for loops that every token goes through: they wait by themselves, since a generator in a
-        generator takes longer to make than what it does.
-        """
-        time, value, stop = channel.items.popleft()
-        if time > self.clock:
-            self.clock = time
-        channel.room.append(self.clock + self.hop)
-        if channel.waiter is not None:
-            self.wake(channel.waiter)
-            channel.waiter = None
-        return value, stop
+    def take(self, channel: Channel) -> Token:
+        """Take the next token, which is there."""
+        self.script.append(channel.take)
+        return channel.items.popleft()
 
     def free(self, channel: Channel) -> None:
         """Take the token that was looked at from the channel: from now on its slot can be filled again."""
+        self.script.append(channel.free)
         channel.items.popleft()
-        channel.room.append(self.clock + self.hop)
-        if channel.waiter is not None:
-            self.wake(channel.waiter)
-            channel.waiter = None
-
-    def put(self, channel: Channel, value: Any, stop: int) -> Generator[Channel, None, None]:
-        """Send a token once there is room."""
-        while not channel.room:
-            yield channel
-        self.send(channel, value, stop)
 
     def send(self, channel: Channel, value: Any, stop: int) -> None:
-        """Send a token into a channel that has room."""
-        free = channel.room.popleft()
-        if free > self.clock:
-            self.blocked += free - self.clock
-            self.clock = free
-        self.tokens += 1
-        channel.items.append((self.clock + self.hop, value, stop))
-        if channel.waiter is not None:
-            self.wake(channel.waiter)
-            channel.waiter = None
+        """Send a token."""
+        self.script.append(channel.send)
+        channel.items.append((value, stop))
+
+    def take_all(self, channel: Channel) -> list[Token]:
+        """Take all the tokens that are there."""
+        tokens = list(channel.items)
+        self.script.extend(array("q", [channel.take]) * len(tokens))
+        channel.items.clear()
+        return tokens
+
+    def send_all(self, channel: Channel, tokens: list[Token], requests: int = 0) -> Generator[None, None, None]:
+        """Send tokens, each of them after so many requests to off-chip memory were answered."""
+        access = [requests << 4 | steps.ACCESS] if requests and self.timed else []
+        one = array("q", [*access, channel.send])
+        for start in range(0, len(tokens), BATCH):
+            part = tokens[start : start + BATCH]
+            channel.items.extend(part)
+            self.script.extend(one * len(part))
+            if len(part) == BATCH:
+                yield None
 
     def work(self, cycles: int) -> None:
         """Let cycles of work pass."""
         if cycles:
-            if self.spans is not None:
-                self.spans.append((self.clock, self.clock + cycles))
-            self.clock += cycles
-            self.busy += cycles
+            self.script.append(cycles << 4 | steps.WORK)
 
-    def access(self, requests: int) -> Generator[None, None, None]:
+    def access(self, requests: int) -> None:
         """Send so many requests to off-chip memory and wait until they are answered."""
-        if self.ask(requests):
-            while self.answer is None:
-                yield None
-            self.answered()
+        if requests and self.timed:
+            self.script.append(requests << 4 | steps.ACCESS)
 
-    def ask(self, requests: int) -> bool:
-        """Send so many requests to off-chip memory, if there are any; whether to wait for their `answer`."""
-        queue = self.queue
-        if not requests or queue is None:
-            return False
-        self.answer = None
-        queue.start(self.clock, requests, self)
-        return True
+    def read_after(self, channel: Channel, cycles: int) -> None:
+        """Let pass what is left of so many cycles from when the next token came."""
+        self.script.extend((channel.number << 4 | steps.READ, cycles))
 
-    def answered(self) -> None:
-        """Go on when the answer is there."""
-        assert self.answer is not None
-        start, self.clock = self.clock, self.answer
-        self.memory += self.clock - start
-        if self.spans is not None:
-            self.spans.append((start, self.clock))
+    def use(self, tenant: Tenant) -> None:
+        """Note that a tenant of on-chip memory is needed now."""
+        self.script.append(tenant.number << 4 | steps.USE)
+
+    def now(self) -> Generator[None, None, int]:
+        """Return what cycle it is."""
+        self.script.append(steps.NOW)
+        return (yield from self._asking())
 
     def earliest(self, channels: Sequence[Channel]) -> Generator[None, None, int]:
         """Wait for the first token of several channels, and until it is known to be the first; return its number."""
-        while True:
-            heads = [(channel.items[0][0], number) for number, channel in enumerate(channels) if channel.items]
-            if len(heads) == len(channels) or self.granted:
-                self.granted = False
-                self.version += 1  # what was to be decided is
-                time, number = min(heads)
-                self.clock = max(self.clock, time)
-                return number
-            for channel in channels:
-                if not channel.items:
-                    channel.waiter = self
-            self.waits = channels
-            if heads:
-                self.engine.decide(self, max(self.clock, min(heads)[0]))
+        self.script.extend((len(channels) << 4 | steps.FIRST, *(channel.number for channel in channels)))
+        self.waits = channels
+        at = yield from self._asking()
+        self.waits = ()
+        return at
+
+    def _asking(self) -> Generator[None, None, int]:
+        self.asked = True
+        while self.asked:
             yield None
-            self.waits = ()
-            for channel in channels:
-                if channel.waiter is self:
-                    channel.waiter = None
+        return self.answer
 
 
 class Engine:
@@ -245,11 +236,11 @@ class Engine:
     ) -> None:
         self.accelerator, self.values, self.traced = accelerator, values, traced
         self.max_cycles = max_cycles
-        self.hop = accelerator.hop if accelerator else 0
-        self.memory = MemoryQueue(accelerator.off_chip, accelerator.hop) if accelerator else None
         self.occupancy = Occupancy()
         self.ready: deque[Unit] = deque()
+        self.script = array("q")
         self.units: list[Unit] = []
+        self.channels: list[Channel] = []
         self.sinks: list[Unit] = []
         self.fed: dict[str, list[Token]] = {}
         self.tensors: dict[str, np.ndarray] = {}
@@ -257,15 +248,9 @@ class Engine:
         self.outputs: dict[str, list[Token]] = {}
         self.written: dict[str, list[tuple[int, int, np.ndarray]]] = {}
         self.prices: dict[tuple, dict[tuple, Any]] = {}
-        self._decisions: list[tuple[int, int, int, Unit]] = []
-        self._drains: list[Unit] = []
-        self._serial = 0
-
-    def decide(self, unit: Unit, time: int) -> None:
-        """Wake `unit`, with `granted` set, once nothing that isn't under way can happen before `time`."""
-        unit.version += 1
-        self._serial += 1
-        heapq.heappush(self._decisions, (time, self._serial, unit.version, unit))
+        self.off_chip_busy = 0.0
+        self._fresh = array("q")
+        self._failed: dict[int, StreamError] = {}
 
     def occupy(self, unit: Unit, size: int) -> Tenant:
         """Take up on-chip memory from now on.
@@ -276,7 +261,9 @@ class Engine:
             If that alone is more than there is.
         """
         self.check_capacity(unit, size)
-        return self.occupancy.add(size, unit.clock)
+        tenant = self.occupancy.add(size)
+        unit.script.append(tenant.number << 4 | steps.OCCUPY)
+        return tenant
 
     def grow(self, unit: Unit, tenant: Tenant, size: int) -> None:
         """Take up more for the same tenant, from the start on: what is filled is reserved.
@@ -321,87 +308,73 @@ class Engine:
         StreamError
             If units wait for each other, leave values that they were sent, or run for longer than they may.
         """
-        self.ready.extend(self.units)
-        self._run_ready()
-        while self._next_event():
-            self._run_ready()
+        from tvm_axe.stream.clocks import Clocks  # which imports TVM: seconds, and only runs need it
+
+        clocks = Clocks(self)
+        told: Sequence[int] = range(len(self.units))
+        while told:
+            held = self._run_ahead()
+            told = clocks.follow(self.script, self._fresh, held)
+            for number in told:
+                unit = self.units[number]
+                if unit.asked:
+                    unit.asked, unit.answer = False, clocks.answer(number)
+                self.ready.append(unit)
+            failed = [number for number in told if number in self._failed]
+            if failed:
+                raise self._failed[min(failed, key=clocks.time)]
+            if clocks.late is not None:
+                break
+        clocks.finish()
+        if clocks.late is not None:
+            raise StreamError(too_long(clocks.late, self.units, self.sinks, self.max_cycles))
         if not all(unit.done for unit in self.sinks):
             raise StreamError(deadlock(self.units, self.sinks))
         for unit in self.units:
             for channel in unit.inputs:
-                for _, value, _ in channel.items:
-                    channel.left += value is not EMPTY
-                if channel.left and not channel.returns:
-                    raise unit.fail(
-                        f"{channel.left} values of {channel.source!r} are left: it ended without taking them"
-                    )
+                left = sum(value is not EMPTY for value, _ in channel.items)
+                if left and not channel.returns:
+                    raise unit.fail(f"{left} values of {channel.source!r} are left: it ended without taking them")
             unit.process.close()
 
     def release(self) -> None:
-        """Let go of the units, each of which knows the others, so that memory is free without a garbage collection."""
-        for drain in self._drains:
-            drain.process.close()
-        for unit in (*self.units, *self._drains):
-            unit.inputs.clear()
-            unit.outputs.clear()
+        """Let go of the units, each of which knows the engine, so that memory is free without a garbage collection."""
         self.units.clear()
+        self.channels.clear()
         self.sinks.clear()
-        self._drains.clear()
 
-    def _run_ready(self) -> None:
-        ready = self.ready
+    def _run_ahead(self) -> list[Unit]:
+        """Have generators go on until each of them waits, or enough is written down.
+
+        Return the units that have more to write: it isn't needed before the machine has followed them to their ends.
+        """
+        ready, script, fresh, held = self.ready, self.script, self._fresh, []
         take = ready.popleft
-        limit = math.inf if self.max_cycles is None else self.max_cycles
-        while ready:
+        while ready and len(script) < AHEAD:
             unit = take()
-            for channel in unit.process:
-                if channel is not None:
-                    channel.waiter = unit
-                break
-            else:
-                self._finish(unit)
-            if unit.clock > limit:
-                raise StreamError(too_long(unit, self.units, self.sinks, limit))
-
-    def _finish(self, unit: Unit) -> None:
-        """Take what is still sent to a unit that needs no more, so that its senders come to their ends."""
-        if unit.done:
-            return
-        unit.done = True
-        for channel in unit.inputs:
-            if channel.sender.done and not channel.items:
-                continue
-            drain = Unit(f"{unit.name}, done", "drain", self)
-            drain.inputs.append(channel)
-            drain.process = _drain(drain)
-            self._drains.append(drain)
-            self.ready.append(drain)
-
-    def _next_event(self) -> bool:
-        """Let the earliest of what waits for its turn happen; return whether there was something."""
-        memory, decisions, until = self.memory, self._decisions, math.inf
-        while decisions:
-            until, _, version, unit = decisions[0]
-            if version == unit.version:
-                break
-            heapq.heappop(decisions)
-            until = math.inf
-        answered = None if memory is None else memory.advance(until)
-        if answered is not None:
-            unit, unit.answer = answered
-        elif decisions:
-            unit = heapq.heappop(decisions)[3]
-            unit.granted = True
-        else:
-            return False
-        self.ready.append(unit)
-        return True
-
-
-def _drain(unit: Unit) -> Process:
-    (channel,) = unit.inputs
-    while True:
-        while not channel.items:
-            yield channel
-        value, _ = unit.take(channel)
-        channel.left += value is not EMPTY
+            start, known = len(script), [len(channel.items) for channel, _ in unit.metered] if unit.metered else ()
+            try:
+                for channel in unit.process:
+                    if channel is not None:
+                        channel.waiter = unit
+                    elif not unit.asked:
+                        held.append(unit)
+                    break
+                else:
+                    script.append(len(unit.inputs) << 4 | steps.END)
+                    script.extend([channel.number for channel in unit.inputs])
+            except StreamError as error:  # which is to be raised if the unit comes so far
+                self._failed[unit.number] = error
+                held.append(unit)
+            if len(script) > start:
+                script.append(0)
+                fresh.extend((unit.number, start, len(script) - 1))
+                for (channel, count), before in zip(unit.metered, known):
+                    count(islice(channel.items, before, None))
+                for channel in unit.outputs:
+                    if channel.waiter is not None and channel.items:
+                        ready.append(channel.waiter)
+                        channel.waiter = None
+        held.extend(ready)
+        ready.clear()
+        return held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,46 +19,40 @@ from tvm_axe.stream.types import DataType, Selector, StreamType, Tile
 from tvm_axe.stream.values import lengths_fault, value_check, wanted
 
 
-class Meter(deque):
-    """The queue of a channel that counts what is sent, to find out how long dynamic dims were."""
+class Meter:
+    """What counts the tokens of a stream, to find out how long dynamic dims were."""
 
-    __slots__ = ("_before", "_filled", "_outer", "_rank", "_uneven", "_values", "rows", "type")
+    __slots__ = ("_before", "_filled", "_outer", "_uneven", "_values", "rows", "type")
 
     def __init__(self, type: StreamType) -> None:
-        super().__init__()
         self.type = type
         self.rows = 0
         self._values = self._before = 0  # elements, and those before the last stop
         self._outer = [0] * type.rank  # how many lists of each rank, from 1 on
         self._filled = [False] * (type.rank + 1)
         self._uneven = isinstance(type.data, Tile) and not isinstance(type.data.rows, int)
-        self._rank = type.rank
 
     @property
     def counts(self) -> list[int]:
         """How many elements of each dim, innermost first."""
         return [self._values, *self._outer[1:]]
 
-    def append(self, token: tuple[int, Any, int], take: Any = deque.append) -> None:
-        """Count a token (time, value, stop), and take it."""
-        take(self, token)
-        _, value, stop = token
-        if value is not EMPTY:
-            self._values += 1
-            if self._uneven:
-                self.rows += shape_of(value)[0]
-        if stop:
-            self._close(stop)
-
-    def _close(self, stop: int) -> None:
-        """Count the lists that a stop closes: those that something is in, and its own."""
-        outer, filled = self._outer, self._filled
-        filled[1] = self._values > self._before
-        self._before = self._values
-        for level in range(1, min(stop + 1, self._rank)):
-            if filled[level] or level == stop:
-                outer[level] += 1
-                filled[level], filled[level + 1] = False, True
+    def count(self, tokens: Iterable[Token]) -> None:
+        """Count tokens, and the lists that their stops close: those that something is in, and the stop's own."""
+        outer, filled, rank, uneven, found = self._outer, self._filled, self.type.rank, self._uneven, self._values
+        for value, stop in tokens:
+            if value is not EMPTY:
+                found += 1
+                if uneven:
+                    self.rows += shape_of(value)[0]
+            if stop and rank > 1:
+                filled[1] = found > self._before
+                self._before = found
+                for level in range(1, min(stop + 1, rank)):
+                    if filled[level] or level == stop:
+                        outer[level] += 1
+                        filled[level], filled[level + 1] = False, True
+        self._values = found
 
     def bind(self, bindings: dict[sympy.Symbol, Any]) -> None:
         """Add the values of the symbols that are sizes of this stream."""
@@ -142,8 +135,7 @@ def _tokens(node: Node, given: Any, values: bool, bindings: dict[sympy.Symbol, A
             value = _as_value(value, stream.type.data, values)
             tokens[number] = (value, stop)
     _check_values(node, [value for value, _ in tokens if value is not EMPTY], values)
-    for value, stop in tokens:
-        meter.append((0, value, stop))
+    meter.count(tokens)
     outer = 1
     for dim, found in zip(stream.type.shape, reversed(meter.counts)):
         if dim.ragged:

@@ -70,7 +70,7 @@ def _report(program: StreamProgram, engine: Engine, bindings: dict[sympy.Symbol,
         units=tuple(_activity(unit, nodes.get(unit.name), accelerator) for unit in engine.units),
         bindings=bindings,
         peak_on_chip=peak,
-        off_chip_busy=engine.memory.busy if engine.memory else 0.0,
+        off_chip_busy=engine.off_chip_busy,
         occupancy=tuple(steps),
     )
 
@@ -96,13 +96,15 @@ def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
                 raise node.fail(_unclosed(node))
             continue
         units[node] = Unit(node.name, node.kind, engine)
-    engine.units.extend(units.values())
     meters: list[Meter] = []
     measured: set[sympy.Symbol] = set()
     arrivals: dict[tuple[int, int], list[Channel]] = {}
-    for node in units:
+    for node, unit in units.items():
+        engine.ready.append(unit)
+        known = len(engine.units)
         for stream in node.outputs:
-            _wire(stream, units[node], engine, arrivals, measured, meters)
+            _wire(stream, unit, engine, arrivals, measured, meters)
+        engine.ready.extend(engine.units[known:])  # what sends to others goes first
     for node, unit in units.items():
         for stream in node.inputs:
             unit.inputs.append(arrivals[id(stream), id(node)].pop(0))
@@ -146,7 +148,6 @@ def _wire(
         split = Unit(f"{stream.name} to {len(ends)}", "Broadcast", engine)
         split.inputs.append(first)
         first.target = split.name
-        engine.units.append(split)
     made = []
     for known, consumer in ends:
         link = channel(split if several else unit, known)
@@ -156,15 +157,14 @@ def _wire(
             # A loop takes back all that it sends on its way; other feedback may have more than is taken.
             link.returns = not isinstance(consumer.operator, LoopHead)
             for value in known.node.operator.initial:
-                link.room.popleft()
-                link.items.append((0, value, 0))
+                link.initial += 1
+                link.items.append((value, 0))
     if stream.discarded:
         made.append(channel(split if several else unit, stream))
         away = Unit(f"{stream.name}, discarded", "Discard", engine)
         away.inputs.append(made[-1])
         made[-1].target = away.name
         away.process = _discard(away)
-        engine.units.append(away)
     if several:
         split.process = broadcast(split)
     symbols = {dim.size for dim in stream.type.shape if isinstance(dim.size, sympy.Symbol)}
@@ -173,8 +173,8 @@ def _wire(
     if symbols - measured:
         head = first if several else made[0]
         meter = Meter(stream.type)
-        meter.extend(head.items)
-        head.items = meter
+        meter.count(head.items)
+        unit.metered.append((head, meter.count))
         meters.append(meter)
         measured |= symbols
 
@@ -197,7 +197,9 @@ def _discard(unit: Unit) -> Any:
     (source,) = unit.inputs
     stop = 0
     while stop < source.rank:
-        _, stop = yield from unit.get(source)
+        while not source.items:
+            yield source
+        _, stop = unit.take_all(source)[-1]
 
 
 def _collected(node: Node, engine: Engine) -> list:
@@ -243,5 +245,5 @@ def _activity(unit: Unit, node: Node | None, accelerator: Accelerator | None) ->
         written=unit.written,
         tokens=unit.tokens,
         compute=compute,
-        spans=tuple(unit.spans or ()),
+        spans=tuple(unit.spans),
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _MOST_LINES = 24  # of what waits in a message
 
 
-def too_long(unit: Unit, units: Sequence[Unit], sinks: Sequence[Unit], limit: float) -> str:
+def too_long(unit: Unit, units: Sequence[Unit], sinks: Sequence[Unit], limit: int | None) -> str:
     """Return what to say of a run with a unit that is beyond the most cycles."""
     return (
         f"max_cycles={limit:,}: {unit.kind} {unit.name!r} is at cycle {unit.clock:,}, and {_missing(sinks)} didn't "
@@ -30,7 +30,7 @@ def deadlock(units: Sequence[Unit], sinks: Sequence[Unit]) -> str:
 def _remedy(units: Sequence[Unit]) -> str:
     """Return what may help: a loop's elements that found no room on their way back are the likeliest reason."""
     for unit in units:
-        if unit.kind == "Loop" and not unit.done and not unit.inputs[1].room:
+        if unit.kind == "Loop" and not unit.done and unit.inputs[1].count == unit.inputs[1].depth:
             return f"loop {unit.name!r} needs a larger capacity than {unit.inputs[1].depth - 1} for its list"
     return "deeper channels (Stream.buffered) help if a full one is in the cycle"
 
@@ -43,8 +43,7 @@ def _waiting(units: Sequence[Unit]) -> str:
     lines: list[tuple[bool, str]] = []
     ended = {unit.name for unit in units if unit.done}
     for unit in units:
-        own = [channel for channel in (*unit.inputs, *unit.outputs) if channel.waiter is unit]
-        waits = () if unit.done else unit.waits or own
+        waits = () if unit.done else unit.waits
         if waits:
             said = ", ".join(_state(unit, channel, channel.source in ended) for channel in waits)
             lines.append((waits[0] in unit.inputs, f"  {unit.kind} {unit.name!r} waits {said}"))
@@ -57,6 +56,6 @@ def _waiting(units: Sequence[Unit]) -> str:
 
 def _state(unit: Unit, channel: Channel, ended: bool) -> str:
     if channel in unit.inputs:
-        state = "there" if channel.items else "which has ended" if ended else "empty"
+        state = "there" if channel.count else "which has ended" if ended else "empty"
         return f"for a token from {channel.source!r} ({state})"
     return f"for room in the channel to {channel.target!r} (full, {channel.depth} tokens)"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tvm_axe.errors import StreamError
 from tvm_axe.layout import Access, bank_conflicts
 from tvm_axe.stream.codec import EMPTY, Token, show
-from tvm_axe.stream.engine import Channel, Process, Unit
+from tvm_axe.stream.engine import AHEAD, Channel, Process, Unit
+from tvm_axe.stream.steps import WORK
 from tvm_axe.stream.types import AnyLayout, Buffer, DataType, Scalar, Selector, StreamType, Tile, Tuple
 
 if TYPE_CHECKING:
     from tvm_axe.stream.graph import Node
 
-Step: TypeAlias = Callable[[Any, int], tuple[int, Iterable[Token]]]
+Step: TypeAlias = Callable[[Any, int], tuple[int, Sequence[Token]]]
 """What a unit does with a token (value, stop): the cycles that it takes, and the tokens that come out."""
 Cost: TypeAlias = Callable[[Any], int]
 
@@ -108,52 +110,22 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
     until it has been worked on.
     """
     (source,), (sink,) = unit.inputs, unit.outputs
-    items, room, out, credit = source.items, source.room, sink.items, sink.room
-    wake, hop, last, spans = unit.wake, unit.hop, source.rank, unit.spans
-    clock = busy = blocked = tokens = 0
-    try:
-        while True:
-            while not items:
-                unit.clock = clock
-                yield source
-            time, value, stop = items[0]
-            if time > clock:
-                clock = time
+    items, out, last = source.items, sink.items, source.rank
+    write, cells = unit.script.extend, _Cells([source], sink, early)
+    stop = 0
+    while stop < last:
+        while not items:
+            yield source
+        value, stop = items.popleft()
+        try:
             cycles, made = step(value, stop)
-            if cycles:
-                if spans is not None:
-                    spans.append((clock, clock + cycles))
-                clock += cycles
-                busy += cycles
-            if early:
-                items.popleft()
-                room.append(clock + hop)
-                if source.waiter is not None:
-                    wake(source.waiter)
-                    source.waiter = None
-            for value, ends in made:
-                while not credit:
-                    unit.clock = clock
-                    yield sink
-                free = credit.popleft()
-                if free > clock:
-                    blocked += free - clock
-                    clock = free
-                out.append((clock + hop, value, ends))
-                tokens += 1
-                if sink.waiter is not None:
-                    wake(sink.waiter)
-                    sink.waiter = None
-            if not early:
-                items.popleft()
-                room.append(clock + hop)
-                if source.waiter is not None:
-                    wake(source.waiter)
-                    source.waiter = None
-            if stop == last:
-                return
-    finally:
-        unit.clock, unit.busy, unit.blocked, unit.tokens = clock, busy, blocked, tokens
+        except StreamError:
+            unit.script.append(source.peek)
+            raise
+        write(cells[cycles, len(made)])
+        out.extend(made)
+        if len(made) > 1 and len(unit.script) >= AHEAD:
+            yield None
 
 
 def combine(unit: Unit, step: Step, early: bool = False) -> Process:
@@ -163,95 +135,73 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
     common goes with the value, and the other follows alone.
     """
     sources, (sink,) = unit.inputs, unit.outputs
-    queues, count = [source.items for source in sources], len(sources)
-    waits = list(
-        zip(sources, queues)
-    )  # first the one that was waited for last: when it is there, the others mostly are
-    out, credit = sink.items, sink.room
-    wake, hop, last, spans = unit.wake, unit.hop, sources[0].rank, unit.spans
-    clock = busy = blocked = tokens = 0
-    while True:
-        for wait in waits:
-            source, items = wait
-            if not items:
-                while not items:
-                    yield source
-                if wait is not waits[0]:
-                    waits = [wait, *(other for other in waits if other is not wait)]
-        heads = [items[0] for items in queues]
-        times, values, stops = zip(*heads)
-        clock = max(clock, *times)
-        stop, even = stops[0], True
-        if stops.count(stop) < count:
-            even, stop = False, min(stops)
+    queues, out, last = [source.items for source in sources], sink.items, sources[0].rank
+    waits = list(zip(sources, queues))
+    write, cells = unit.script.extend, _Cells(sources, sink, early)
+    stop = 0
+    while stop < last:
+        for source, items in waits:
+            while not items:
+                yield source
+        heads = [items.popleft() for items in queues]
+        values, stops = zip(*heads)
+        stop = min(stops)
         empty = values[0] is EMPTY
         for value in values:
             if (value is EMPTY) is not empty:
-                raise not_together(unit, clock, heads)
-        cycles, made = step(EMPTY if empty else values, stop)
-        if cycles:
-            if spans is not None:
-                spans.append((clock, clock + cycles))
-            clock += cycles
-            busy += cycles
-        if early:
-            _free(sources, clock + hop, wake)
-        for value, ends in made:
-            while not credit:
-                yield sink
-            free = credit.popleft()
-            if free > clock:
-                blocked += free - clock
-                clock = free
-            out.append((clock + hop, value, ends))
-            tokens += 1
-            if sink.waiter is not None:
-                wake(sink.waiter)
-                sink.waiter = None
-        if not early:
-            _free(sources, clock + hop, wake)
-        unit.clock, unit.busy, unit.blocked, unit.tokens = clock, busy, blocked, tokens
-        if not even:
+                write([source.peek for source in sources])
+                raise not_together(unit, (yield from unit.now()), heads)
+        try:
+            cycles, made = step(EMPTY if empty else values, stop)
+        except StreamError:
+            write([source.peek for source in sources])
+            raise
+        write(cells[cycles, len(made)])
+        out.extend(made)
+        if stops.count(stop) < len(stops):
             stop = yield from _catch_up(unit, heads, step)
-            clock, blocked, tokens = unit.clock, unit.blocked, unit.tokens
-        if stop == last:
-            return
 
 
-def _free(sources: list[Channel], time: int, wake: Callable[[Unit], None]) -> None:
-    """Take a token from each channel, whose slots can be filled again from `time` on."""
-    for source in sources:
-        source.items.popleft()
-        source.room.append(time)
-        if source.waiter is not None:
-            wake(source.waiter)
-            source.waiter = None
+class _Cells(dict[tuple[int, int], array]):
+    """The cells of taking a token from each source, so many cycles of work, and sending so many tokens."""
+
+    def __init__(self, sources: list[Channel], sink: Channel, early: bool) -> None:
+        super().__init__()
+        self.sources, self.sink, self.early = sources, sink, early
+
+    def __missing__(self, done: tuple[int, int]) -> array:
+        cycles, sent = done
+        looks, frees = [source.peek for source in self.sources], [source.free for source in self.sources]
+        works, sends = [cycles << 4 | WORK] if cycles else [], [self.sink.send] * sent
+        cells = [*looks, *works, *frees, *sends] if self.early else [*looks, *works, *sends, *frees]
+        self[done] = found = array("q", cells)
+        return found
 
 
-def _catch_up(unit: Unit, heads: list[tuple[int, Any, int]], step: Step) -> Generator[Channel, None, int]:
+def _catch_up(unit: Unit, heads: list[Token], step: Step) -> Generator[Channel | None, None, int]:
     """Take the stops that some inputs send late, and send the highest; return it."""
     highest = yield from late_stops(unit, heads)
     for value, ends in step(EMPTY, highest)[1]:
-        yield from unit.put(unit.outputs[0], value, ends)
+        unit.send(unit.outputs[0], value, ends)
     return highest
 
 
-def late_stops(unit: Unit, heads: list[tuple[int, Any, int]]) -> Generator[Channel, None, int]:
+def late_stops(unit: Unit, heads: list[Token]) -> Generator[Channel | None, None, int]:
     """Take the stops that some inputs send late, after tokens that came together; return the highest."""
-    stops = [head[2] for head in heads]
+    stops = [stop for _, stop in heads]
     highest = max(stops)
     while min(stops) < highest:
         behind = stops.index(min(stops))
         value, later = yield from unit.get(unit.inputs[behind])
         if value is not EMPTY or later <= stops[behind]:
-            raise not_together(unit, unit.clock, [*heads, (unit.clock, value, later)])
+            raise not_together(unit, (yield from unit.now()), [*heads, (value, later)])
         stops[behind], highest = later, max(highest, later)
     return highest
 
 
-def not_together(unit: Unit, clock: int, heads: Sequence[tuple[int, Any, int]]) -> StreamError:
+def not_together(unit: Unit, clock: int, heads: Sequence[Token]) -> StreamError:
     """Return the error that says of what came on each input that it doesn't belong together."""
-    seen = ", ".join(_brief(value, stop) for _, value, stop in heads)
+    seen = ", ".join(_brief(value, stop) for value, stop in heads)
     return unit.fail(f"its inputs don't have the same shape; at cycle {clock} they are at {seen}")
 
 

@@ -26,10 +26,7 @@ class Input(Operator):
 
     def process(self, node: Node, unit: Unit) -> Process:
         (sink,) = unit.outputs
-        for value, stop in unit.engine.fed[node.name]:
-            while not sink.room:
-                yield sink
-            unit.send(sink, value, stop)
+        yield from unit.send_all(sink, unit.engine.fed[node.name])
 
 
 class Output(Operator):
@@ -44,13 +41,10 @@ class Output(Operator):
         (source,) = unit.inputs
         found: list[tuple[Any, int]] = []
         unit.engine.outputs[node.name] = found
-        while True:
+        while not found or found[-1][1] < source.rank:
             while not source.items:
                 yield source
-            value, stop = unit.take(source)
-            found.append((value, stop))
-            if stop == source.rank:
-                return
+            found.extend(unit.take_all(source))
 
 
 class FeedbackEdge(Operator):

@@ -6,11 +6,10 @@ how the head knows that the list is done, so that no token is left in the loop w
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.stream.codec import EMPTY
-from tvm_axe.stream.engine import Channel, Process, Unit
+from tvm_axe.stream.engine import Process, Unit
 from tvm_axe.stream.operators.base import Operator, late_stops, not_together, read_cost
 from tvm_axe.stream.types import Dim, Scalar, StreamType, data_differ, shapes_differ
 
@@ -47,10 +46,10 @@ class LoopHead(Operator):
         while True:
             while not source.items:
                 yield source
-            value = source.items[0][1]
+            value, _ = source.items[0]
             if value is not EMPTY and not begun and rounds == self.most:
                 raise unit.fail(f"after most={self.most} rounds there are elements of a list that go on")
-            unit.clock = max(unit.clock, source.items[0][0])
+            yield from unit.peek(source)
             if value is not EMPTY:
                 cost = costs[source]
                 unit.work(routing + (cost(value) if cost is not None else 0))
@@ -58,8 +57,6 @@ class LoopHead(Operator):
             if source is entering:
                 stop = ends
             if value is not EMPTY or begun:
-                while not sink.room:
-                    yield sink
                 unit.send(sink, value, min(ends, 1))
                 rounds += not begun
                 begun = not ends
@@ -67,8 +64,6 @@ class LoopHead(Operator):
                     source = back
                 continue
             # An empty list, or an empty round: the list has ended, maybe with others around it.
-            while not sink.room:
-                yield sink
             unit.send(sink, EMPTY, stop + 1)
             if stop == entering.rank:
                 break
@@ -115,13 +110,10 @@ class LoopEnd(Operator):
         while stop < sources[0].rank:
             heads = []
             for source in sources:
-                while not source.items:
-                    yield source
-                heads.append(source.items[0])
-            times, (value, goes), stops = zip(*heads)
-            unit.clock = max(unit.clock, *times)
+                heads.append((yield from unit.peek(source)))
+            (value, goes), stops = zip(*heads)
             if (value is EMPTY) is not (goes is EMPTY):
-                raise not_together(unit, unit.clock, heads)
+                raise not_together(unit, (yield from unit.now()), heads)
             if value is not EMPTY:
                 unit.work(routing + (cost(value) if cost is not None else 0))
             for source in sources:
@@ -129,15 +121,15 @@ class LoopEnd(Operator):
             stop = min(stops)
             begun = begun or value is not EMPTY or stop == 1
             left = left or (value is not EMPTY and not goes)
-            yield from self._send(unit, value, goes, stop, begun and not left)
+            self._send(unit, value, goes, stop, begun and not left)
             if stop < max(stops):
                 begun, left = begun and stop < 2, left and stop < 2
                 stop = yield from late_stops(unit, heads)
-                yield from self._send(unit, EMPTY, EMPTY, stop, begun and not left)
+                self._send(unit, EMPTY, EMPTY, stop, begun and not left)
             begun, left = begun and stop < 2, left and stop < 2
-        yield from unit.put(back, EMPTY, back.rank)
+        unit.send(back, EMPTY, back.rank)
 
-    def _send(self, unit: Unit, value: Any, goes: Any, stop: int, lost: bool) -> Generator[Channel, None, None]:
+    def _send(self, unit: Unit, value: Any, goes: Any, stop: int, lost: bool) -> None:
         """Send an element out of the loop or back, and the stop behind it: back of a round, out of whole lists.
 
         A list of which nothing is left, as its body dropped all of it (`lost`), is closed by a stop of its own.
@@ -145,14 +137,14 @@ class LoopEnd(Operator):
         done, back = unit.outputs
         stays = value if value is not EMPTY and goes else EMPTY
         if value is not stays:
-            yield from unit.put(done, value, 0)
+            unit.send(done, value, 0)
         if stop > 1:
             if stays is not EMPTY:
                 raise unit.fail(
                     f"{unit.inputs[0].source!r} ends with an element that goes on; it isn't the loop's body"
                 )
             if lost and stop > 2:
-                yield from unit.put(done, EMPTY, 1)
-            yield from unit.put(done, EMPTY, stop - 1)
+                unit.send(done, EMPTY, 1)
+            unit.send(done, EMPTY, stop - 1)
         elif stop or stays is not EMPTY:
-            yield from unit.put(back, stays, stop)
+            unit.send(back, stays, stop)

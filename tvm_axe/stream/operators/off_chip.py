@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.codec import EMPTY
-from tvm_axe.stream.engine import Channel, Process, Unit
+from tvm_axe.stream.codec import EMPTY, Token
+from tvm_axe.stream.engine import BATCH, Channel, Process, Unit
 from tvm_axe.stream.operators.base import Operator, shape_of
 from tvm_axe.stream.types import Dim, Scalar, StreamType, Tile, Tuple, as_dims, differ, shapes_differ
 from tvm_axe.stream.views import View
@@ -52,20 +52,21 @@ class _Load(Operator):
         requests = engine.accelerator.off_chip.requests(rows, row_bytes) if engine.accelerator else 0
         held = engine.rows_of(self.tensor)
         array = engine.tensors[self.tensor.name] if engine.values else None
+        shape = rows, columns
 
         def tile(number: int) -> Any:
             down, right = divmod(number, across)
             if held is not None and not 0 <= down * rows < held:
                 raise unit.fail(f"tile {number} is outside of {self.tensor}, which has {held // rows * across}")
             if array is None:
-                return rows, columns
+                return shape
             return array[down * rows : (down + 1) * rows, right * columns : (right + 1) * columns]
 
         def tile_from(element: int) -> Any:
             row, column = divmod(element, across)
             if row < 0 or (held is not None and row + rows > held) or column + columns > across:
                 raise unit.fail(f"a tile of {rows} x {columns} from element {element} on is outside of {self.tensor}")
-            return (rows, columns) if array is None else array[row : row + rows, column : column + columns]
+            return shape if array is None else array[row : row + rows, column : column + columns]
 
         return tile_from if self.elements else tile, requests
 
@@ -102,40 +103,44 @@ class LinearLoad(_Load):
     def process(self, node: Node, unit: Unit) -> Process:
         (sink,) = unit.outputs
         tile, requests = self.loader(node, unit)
-        size = self.size
-        view = self.view
-        if view is None:
-            down, across = self.grid(node)
-            if not isinstance(down, int):
-                down = unit.engine.rows[self.tensor.name] // self.tile[0]
-            view = View((down, across), (across, 1)) if down else None
-        positions, stops = ([], []) if view is None else (view.positions(), view.stops())
-        tiles: list[Any] = []
-        rank = 2 if view is None else len(view.shape)
+        positions, stops, rank = self._order(node, unit)
+        count = len(positions)
         source = unit.inputs[0] if unit.inputs else None
         value, stop = None, 0
+        first: list[Token] = []  # the first tiles are the same for each element
         while True:
             if source is not None:
                 while not source.items:
                     yield source
                 value, stop = unit.take(source)
             if value is EMPTY:
-                yield from unit.put(sink, EMPTY, stop + rank)
+                unit.send(sink, EMPTY, stop + rank)
             else:
-                tiles = tiles or [tile(number) for number in positions]  # the same for each element
-                for found, ends in zip(tiles, stops):
-                    unit.read += size
-                    if unit.ask(requests):
-                        while unit.answer is None:
-                            yield None
-                        unit.answered()
-                    while not sink.room:
-                        yield sink
-                    unit.send(sink, found, ends + stop if ends == rank else ends)
-                if not tiles:
-                    yield from unit.put(sink, EMPTY, rank + stop)
+                unit.read += self.size * count
+                for at in range(0, count, BATCH):
+                    part = slice(at, at + BATCH)
+                    tokens = first if first and not at else list(zip(map(tile, positions[part]), stops[part]))
+                    first = first or tokens
+                    if stop and at + BATCH >= count:
+                        tokens = [*tokens[:-1], (tokens[-1][0], rank + stop)]
+                    yield from unit.send_all(sink, tokens, requests)
+                if not count:
+                    unit.send(sink, EMPTY, rank + stop)
             if source is None or stop == source.rank:
                 return
+
+    def _order(self, node: Node, unit: Unit) -> tuple[Sequence[int], Sequence[int], int]:
+        """Return the numbers of the tiles that are sent for an element, the stops behind them, and the highest stop."""
+        if self.view is not None:
+            return self.view.positions(), self.view.stops(), len(self.view.shape)
+        down, across = self.grid(node)
+        if not isinstance(down, int):
+            down = unit.engine.rows[self.tensor.name] // self.tile[0]
+        stops = bytearray(across)
+        stops[-1] = 1
+        stops *= down
+        stops[-1:] = b"\2"[: len(stops)]
+        return range(down * across), stops, 2
 
 
 class RandomLoad(_Load):
@@ -175,13 +180,8 @@ class RandomLoad(_Load):
             value: Any = EMPTY
             if number is not EMPTY:
                 unit.read += size
-                if unit.ask(requests):
-                    while unit.answer is None:
-                        yield None
-                    unit.answered()
+                unit.access(requests)
                 value = tile(int(number))
-            while not sink.room:
-                yield sink
             unit.send(sink, value, stop)
             if stop == source.rank:
                 return
@@ -213,12 +213,12 @@ class _Store(Operator):
             raise node.fail(f"the tiles' columns must be static and divide those of {tensor}, not {data}")
         return data
 
-    def write(self, unit: Unit, value: Any) -> Generator[None, None, None]:
+    def write(self, unit: Unit, value: Any) -> None:
         """Wait until a tile is written."""
         rows, columns = shape_of(value)
         itemsize, accelerator = Tile(rows, columns, self.tensor.dtype).itemsize, unit.engine.accelerator
         unit.written += rows * columns * itemsize
-        yield from unit.access(accelerator.off_chip.requests(rows, columns * itemsize) if accelerator else 0)
+        unit.access(accelerator.off_chip.requests(rows, columns * itemsize) if accelerator else 0)
 
 
 class LinearStore(_Store):
@@ -263,7 +263,7 @@ class LinearStore(_Store):
         while True:
             value, stop = yield from unit.peek(source)
             if value is not EMPTY:
-                yield from self.write(unit, value)
+                self.write(unit, value)
                 rows, columns = shape_of(value)
                 if column and rows != height:
                     raise unit.fail(f"a tile of {rows} rows comes beside one of {height}, at row {row} of {tensor}")
@@ -290,7 +290,7 @@ class LinearStore(_Store):
                 if value is not EMPTY:
                     break
                 unit.free(source)
-            yield from self.write(unit, value)
+            self.write(unit, value)
             rows, columns = shape_of(value)
             down, right = divmod(number, tensor.columns // columns)
             unit.engine.place(unit, tensor, down * rows, right * columns, value)
@@ -331,7 +331,7 @@ class RandomStore(_Store):
         while True:
             value, stop = yield from unit.peek(source)
             if value is EMPTY:
-                yield from unit.put(sink, EMPTY, stop)
+                unit.send(sink, EMPTY, stop)
             else:
                 row: Any = EMPTY
                 while row is EMPTY:
@@ -345,10 +345,10 @@ class RandomStore(_Store):
                 if rows is not None:
                     value = value[: int(rows)] if unit.engine.values else (min(int(rows), value[0]), value[1])
                 first, column = divmod(int(first), self.tensor.columns) if self.elements else (int(first), 0)
-                yield from self.write(unit, value)
+                self.write(unit, value)
                 unit.engine.place(unit, self.tensor, first, column, value)
                 unit.free(addresses)
-                yield from unit.put(sink, 1, stop)
+                unit.send(sink, 1, stop)
             unit.free(source)
             if stop == source.rank:
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.stream.codec import EMPTY, Token
-from tvm_axe.stream.engine import Process, Unit
+from tvm_axe.stream.engine import AHEAD, Process, Unit
 from tvm_axe.stream.memory import Stored, Tenant
 from tvm_axe.stream.operators.base import Operator, bandwidth, byte_counter
 from tvm_axe.stream.operators.higher import inner_dims
@@ -61,11 +61,11 @@ class Bufferize(Operator):
                 if tokens[-1][1] < rank:
                     tokens.append((EMPTY, rank))
                 tenant = tenant or unit.engine.occupy(unit, 0)
-                tenant.use(unit.clock)
-                yield from unit.put(sink, Stored(tokens, rank, tenant), after)
+                unit.use(tenant)
+                unit.send(sink, Stored(tokens, rank, tenant), after)
                 tokens, tenant = [], None
             else:
-                yield from unit.put(sink, EMPTY, after)
+                unit.send(sink, EMPTY, after)
             if stop == source.rank:
                 return
 
@@ -105,18 +105,20 @@ class Streamify(Operator):
         while True:
             stored, stop = yield from unit.peek(source)
             if stored is EMPTY:
-                yield from unit.put(sink, EMPTY, stop + rank)
+                unit.send(sink, EMPTY, stop + rank)
             else:
                 tiles: list[Any] = [value for value, _ in stored.tokens if value is not EMPTY]
                 tokens = stored.tokens if order is None else [(tiles[at], ends) for at, ends in order]
                 for value, ends in tokens:
                     if accelerator is not None and value is not EMPTY:
                         unit.work(-(-size(value) // rate))
-                        stored.tenant.use(unit.clock)
+                        unit.use(stored.tenant)
                     after = ends + stop if ends == rank and value is not EMPTY else ends
-                    yield from unit.put(sink, value, after)
+                    unit.send(sink, value, after)
                 if stop and tokens[-1][0] is EMPTY:
-                    yield from unit.put(sink, EMPTY, stop + rank)
+                    unit.send(sink, EMPTY, stop + rank)
+                if len(unit.script) >= AHEAD:
+                    yield None
             unit.free(source)
             if stop == source.rank:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class Partition(Operator):
 
     def process(self, node: Node, unit: Unit) -> Process:
         source, selector = unit.inputs
-        rank, sinks = self.rank, unit.outputs
+        rank, sinks, items, write = self.rank, unit.outputs, source.items, unit.script.append
         cost = read_cost(unit, source)
         routing = 0 if unit.engine.accelerator is None else 1
         ended = selected = False  # the data, and the selectors
@@ -57,11 +58,12 @@ class Partition(Operator):
             # A selector isn't taken before there is something to send: with feedback there are more than data.
             while not source.items:
                 yield source
-            if source.items[0][1] is EMPTY and source.items[0][2] > rank:
-                _, stop = unit.take(source)
+            value, stop = source.items[0]
+            if value is EMPTY and stop > rank:
+                unit.take(source)
                 ended = stop == source.rank
                 continue
-            unit.clock = max(unit.clock, source.items[0][0])
+            write(source.peek)
             chosen: Any = EMPTY
             while chosen is EMPTY:
                 if selected:
@@ -72,23 +74,20 @@ class Partition(Operator):
                 selected = stop == selector.rank
             targets = [sinks[number] for number in sorted(chosen)]
             while True:
-                while not source.items:
+                while not items:
                     yield source
-                time, value, stop = source.items[0]
-                if time > unit.clock:
-                    unit.clock = time
+                value, stop = items.popleft()
+                write(source.peek)
                 if value is not EMPTY:
                     unit.work(routing + (cost(value) if cost is not None else 0))
-                unit.free(source)
+                write(source.free)
                 for sink in targets:
-                    while not sink.room:
-                        yield sink
                     unit.send(sink, value, stop if stop < rank else rank)
                 if stop >= rank:
                     ended = stop == source.rank
                     break
         for sink in sinks:
-            yield from unit.put(sink, EMPTY, sink.rank)
+            unit.send(sink, EMPTY, sink.rank)
 
 
 class Reassemble(Operator):
@@ -120,15 +119,15 @@ class Reassemble(Operator):
         while True:
             chosen, stop = yield from unit.get(selector)
             if chosen is EMPTY:
-                yield from unit.put(sink, EMPTY, stop + rank + 1)
+                unit.send(sink, EMPTY, stop + rank + 1)
             else:
                 left = sorted(chosen)
                 for number in left if self.in_order else ():
                     yield from unit.peek(sources[number])
                 if not left:
-                    yield from unit.put(sink, EMPTY, rank + 1)
+                    unit.send(sink, EMPTY, rank + 1)
                     if stop:
-                        yield from unit.put(sink, EMPTY, rank + 1 + stop)
+                        unit.send(sink, EMPTY, rank + 1 + stop)
                 while left:
                     at = (yield from unit.earliest([sources[number] for number in left])) if len(left) > 1 else 0
                     number = left.pop(at)
@@ -156,15 +155,16 @@ class EagerMerge(Operator):
         while sources:
             at = yield from unit.earliest([source for _, source in sources])
             number, source = sources[at]
-            if source.items[0][1] is EMPTY and source.items[0][2] == source.rank:
+            value, stop = source.items[0]
+            if value is EMPTY and stop == source.rank:
                 unit.free(source)
                 del sources[at]
                 continue
-            yield from unit.put(origin, (number,), 0)
+            unit.send(origin, (number,), 0)
             if (yield from forward(unit, source, data, rank, rank, 0, None)) == source.rank:
                 del sources[at]
-        yield from unit.put(data, EMPTY, rank + 1)
-        yield from unit.put(origin, EMPTY, 1)
+        unit.send(data, EMPTY, rank + 1)
+        unit.send(origin, EMPTY, 1)
 
 
 def forward(
@@ -174,66 +174,41 @@ def forward(
 
     Each value is sent `routing` cycles, and those for reading it, after it came.
     """
-    begun = False
+    begun, items, write = False, source.items, unit.script.append
     while True:
-        while not source.items:
+        while not items:
             yield source
-        time, value, stop = source.items[0]
+        value, stop = items.popleft()
         if value is EMPTY and stop > rank and not begun:
             if stop == source.rank:
                 raise unit.fail(f"{source.source!r} has ended, and one more tensor of it was selected")
-            unit.take(source)
+            write(source.take)
             continue
         begun = True
         if value is not EMPTY:
-            ready = time + routing + (cost(value) if cost is not None else 0)
-            if ready > unit.clock:
-                unit.busy += ready - max(unit.clock, time)
-                unit.clock = ready
-        unit.take(source)
+            unit.read_after(source, routing + (cost(value) if cost is not None else 0))
+        write(source.take)
         if stop >= rank and value is EMPTY and ends > rank:
-            yield from unit.put(sink, EMPTY, rank)
-        while not sink.room:
-            yield sink
-        unit.send(sink, value, stop if stop < rank else ends)
+            unit.send(sink, EMPTY, rank)
+        write(sink.send)
+        sink.items.append((value, stop if stop < rank else ends))
         if stop >= rank:
             return stop
 
 
 def broadcast(unit: Unit) -> Process:
     """Send what comes to several units at the same time, once all of them have room."""
-    (source,), sinks = unit.inputs, [(sink, sink.room, sink.items) for sink in unit.outputs]
-    items, freed, last, count = source.items, source.room, source.rank, len(sinks)
-    wake, hop, clock = unit.wake, unit.hop, 0
-    while True:
+    (source,), sinks = unit.inputs, unit.outputs
+    steps = array("q", [source.peek, *(sink.room for sink in sinks), *(sink.send for sink in sinks), source.free])
+    items, stop = source.items, 0
+    while stop < source.rank:
         while not items:
             yield source
-        time, value, stop = items[0]
-        if time > clock:
-            clock = time
-        for sink, room, _ in sinks:
-            while not room:
-                unit.clock = clock
-                yield sink
-            if room[0] > clock:
-                unit.blocked += room[0] - clock
-                clock = room[0]
-        token = clock + hop, value, stop
-        for sink, room, out in sinks:
-            room.popleft()
-            out.append(token)
-            if sink.waiter is not None:
-                wake(sink.waiter)
-                sink.waiter = None
-        unit.tokens += count
-        unit.clock = clock
-        items.popleft()
-        freed.append(clock + hop)
-        if source.waiter is not None:
-            wake(source.waiter)
-            source.waiter = None
-        if stop == last:
-            return
+        _, stop = items[-1]
+        for sink in sinks:
+            sink.items.extend(items)
+        unit.script.extend(steps * len(items))
+        items.clear()
 
 
 def as_sum(sizes: list[Size], node: Node) -> sympy.Expr:

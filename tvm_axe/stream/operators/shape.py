@@ -147,8 +147,6 @@ class Reshape(Operator):
             for number, (item, mark) in enumerate(made, start=1):
                 after = ends if number == len(made) else 0
                 for sink, sent in ((data, item), (padding, item if item is EMPTY else mark)):
-                    while not sink.room:
-                        yield sink
                     unit.send(sink, sent, after)
             unit.free(source)
             if stop == source.rank:
@@ -205,11 +203,7 @@ class Expand(Operator):
         rank = like.rank - source.rank
         value: Any = EMPTY  # what is repeated; EMPTY between the tensors of `like`
         while True:
-            while not like.items:
-                yield like
-            time, mark, stop = like.items[0]
-            if time > unit.clock:
-                unit.clock = time
+            mark, stop = yield from unit.peek(like)
             if value is EMPTY and (mark is not EMPTY or stop <= rank):
                 while value is EMPTY:
                     value, ends = yield from unit.peek(source)
@@ -217,8 +211,6 @@ class Expand(Operator):
                         raise unit.fail(f"the stream that is expanded has ended, and {like.source!r} goes on")
                     if value is EMPTY:
                         unit.free(source)
-            while not sink.room:
-                yield sink
             unit.send(sink, EMPTY if mark is EMPTY else value, stop)
             unit.free(like)
             if stop >= rank and value is not EMPTY:

@@ -1,0 +1,23 @@
+"""The steps of scripts, which units write down and the compiled machine follows; see `tvm_axe.stream.engine`.
+
+A script is made of cells ``argument << 4 | step``; the argument is a channel's number where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GO: Final = 0  # on at another address; a cell of 0 is the end of what is known so far
+PEEK: Final = 1  # wait for a token
+FREE: Final = 2  # take the token that was looked at
+TAKE: Final = 3  # both
+ROOM: Final = 4  # wait for room
+SEND: Final = 5  # wait for room, and send a token
+WORK: Final = 6  # so many cycles
+ACCESS: Final = 7  # so many requests to off-chip memory, until they are answered
+READ: Final = 8  # be no earlier than the next token's time and the cycles in the next cell
+FIRST: Final = 9  # wait for the first token of so many channels, in the next cells, and say which it is
+OCCUPY: Final = 10  # a tenant of on-chip memory, by its number, begins
+USE: Final = 11  # a tenant is in use
+NOW: Final = 12  # say what time it is
+END: Final = 13  # nothing follows; what is still sent to the inputs, in so many next cells, is thrown away
