@@ -86,6 +86,7 @@ from tvm_axe._tvm.tile import (
     swizzled_layout,
     warpgroup_layout,
 )
+from tvm_axe._tvm.transposed import fuse_transposed_products
 
 __all__ = [
     "DISCO_EXECUTE",
@@ -119,6 +120,7 @@ __all__ = [
     "flops",
     "from_onnx",
     "function_frame",
+    "fuse_transposed_products",
     "has_partials",
     "host_triple",
     "intrinsic_name",

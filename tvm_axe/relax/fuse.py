@@ -79,7 +79,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     model = saying_what_is_left(with_wide_attention(model))
     passes = [
         *_tvm.relax_dispatching(target, backend.device),
-        relax.transform.FuseTransposeMatmul(),
+        _tvm.fuse_transposed_products(),
         _tvm.legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),

@@ -55,7 +55,7 @@ def legalized(
     first = [relax.transform.DecomposeOpsForInference(), *canonical]
     model = tvm.transform.Sequential(first)(model)
     passes = [
-        relax.transform.FuseTransposeMatmul(),  # which fails at a transpose that two products read
+        _tvm.fuse_transposed_products(),
         # Importers flatten tokens in front of each product that reads them: they are gathered once, not thrice.
         relax.transform.EliminateCommonSubexpr(),
         *canonical,
