@@ -63,7 +63,9 @@ class _MeshMaker:
         for phase in range(phases):
             mistake = self.mistake if phase == phases - 1 else None
             ways = [self.push, self.hand_on, self.join, self.pull]
-            drawn = self.rng.choices(ways, [0.4, 0.3, 0.2, 0 if mistake else 0.2])
+            # Signals that are counted come out as many where each device tells the one beside the right one.
+            joins = 0 if mistake == "peer" else 0.2
+            drawn = self.rng.choices(ways, [0.4, 0.3, joins, 0 if mistake else 0.2])
             drawn[0](phase, mistake)
         self.param("out", shape, False)
         body = [
@@ -147,8 +149,7 @@ class _MeshMaker:
                 self.lines.append(f"with tile.parallel({split}, {n}) as (r, c):")
                 self.lines.append(f"    tile.atomic_add(total[r, c], {held}[{peer}, i * {split} + r, c])")
             if not (mistake == "signal" and shift == shifts[-1]):
-                told = f"({peer} + 1) % {devices}" if mistake == "peer" and shift == shifts[-1] else peer
-                self.lines.append(f"tile.signal(flags{phase}[{told}, i], add=True)")
+                self.lines.append(f"tile.signal(flags{phase}[{peer}, i], add=True)")
         if mistake != "wait":
             self.lines.append(f"tile.wait(flags{phase}[me, i], {len(shifts)}, reset={self.rng.random() < 0.5})")
         self.lines += self.taking(f"{held}[me, i * {split}, 0]")
