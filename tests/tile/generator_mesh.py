@@ -63,9 +63,7 @@ class _MeshMaker:
         for phase in range(phases):
             mistake = self.mistake if phase == phases - 1 else None
             ways = [self.push, self.hand_on, self.join, self.pull]
-            # Signals that are counted come out as many where each device tells the one beside the right one.
-            joins = 0 if mistake == "peer" else 0.2
-            drawn = self.rng.choices(ways, [0.4, 0.3, joins, 0 if mistake else 0.2])
+            drawn = self.rng.choices(ways, [0.4, 0.3, 0.2, 0 if mistake else 0.2])
             drawn[0](phase, mistake)
         self.param("out", shape, False)
         body = [
@@ -117,7 +115,7 @@ class _MeshMaker:
         self.param(f"flags{phase}", (1 if counts else devices, self.rows), True, flags=True)
         self.lines += self.taking(f"to{phase}[me, me, i * {split}, 0]") if in_place else []
         slot = "0" if counts else "me"
-        left_out = [s for s in shifts if s][-1] if mistake else None
+        left_out = _last_other(shifts) if mistake else None
         for shift, (peer, _, condition) in meetings.items():
             lines = [f"tile.copy(total, to{phase}[{peer}, me, i * {split}, 0])"]
             if not (mistake == "signal" and shift == left_out):
@@ -140,6 +138,7 @@ class _MeshMaker:
         shifts = self.rng.sample(range(devices), self.rng.randint(2 if mistake else 1, devices))
         self.param(held, (self.rows * split, n), True, flags=True)
         self.param(f"flags{phase}", (self.rows,), True, flags=True)
+        left_out = _last_other(shifts) if mistake else None
         for shift in shifts:
             peer = f"(me + {shift}) % {devices}"
             place = f"i * {split}:i * {split} + {split}, 0:{n}"
@@ -148,8 +147,9 @@ class _MeshMaker:
             else:
                 self.lines.append(f"with tile.parallel({split}, {n}) as (r, c):")
                 self.lines.append(f"    tile.atomic_add(total[r, c], {held}[{peer}, i * {split} + r, c])")
-            if not (mistake == "signal" and shift == shifts[-1]):
-                self.lines.append(f"tile.signal(flags{phase}[{peer}, i], add=True)")
+            if not (mistake == "signal" and shift == left_out):
+                told = f"({peer} + 1) % {devices}" if mistake == "peer" and shift == left_out else peer
+                self.lines.append(f"tile.signal(flags{phase}[{told}, i], add=True)")
         if mistake != "wait":
             self.lines.append(f"tile.wait(flags{phase}[me, i], {len(shifts)}, reset={self.rng.random() < 0.5})")
         self.lines += self.taking(f"{held}[me, i * {split}, 0]")
@@ -226,6 +226,11 @@ class _MeshMaker:
             f"with tile.parallel({self.split}, {self.n}) as (r, c):",
             f"    total[r, c] = T.floormod(total[r, c] * {factor} + {row}, 10007)",
         ]
+
+
+def _last_other(shifts: list[int]) -> int:
+    """The last of the shifts to another device: of its own rows a device needs no word."""
+    return [shift for shift in shifts if shift][-1]
 
 
 def drawn(seed: int, devices: int, mistake: str | None = None) -> MeshMade:
