@@ -29,15 +29,11 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import bench_mesh_pairs as pairs
 import bench_mesh_phases
+import numpy as np
 
 import tvm_axe as axe
 from tvm_axe.collective import MeshKernel, Workers

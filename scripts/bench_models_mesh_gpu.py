@@ -24,13 +24,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import torch
 from bench_mesh_gpu import captured, power, refusal
 from bench_mesh_pairs import Peer, Theirs

@@ -2,7 +2,6 @@
 programs with references, and their judge.
 """
 
-import importlib.util
 import inspect
 import os
 import signal
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import tvm
 from hypothesis import settings
+from limiting import limited
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -211,11 +211,7 @@ def limit() -> Callable[[float], AbstractContextManager[None]]:
 
     No test compares times that it measured, as they are the machine's, too.
     """
-    spec = importlib.util.spec_from_file_location("limiting", Path(__file__).parents[1] / "scripts" / "limiting.py")
-    assert spec is not None and spec.loader is not None
-    limiting = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(limiting)
-    return limiting.limited
+    return limited
 
 
 # ---- Small programs, one for each way to communicate -------------------------------------------------------------

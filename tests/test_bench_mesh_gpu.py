@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from types import ModuleType
 
+import bench_mesh_gpu as script
 import pytest
 
 from tvm_axe.collective.cuda import driver
 from tvm_axe.errors import InputError
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[1] / "scripts" / "bench_mesh_gpu.py"
-    spec = importlib.util.spec_from_file_location("bench_mesh_gpu", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    monkeypatch.syspath_prepend(str(path.parent))
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module.pairs, "DTYPE", module.pairs.DTYPE)  # what the script sets
-    return module
+@pytest.fixture(autouse=True)
+def type_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script.pairs, "DTYPE", script.pairs.DTYPE)  # what the script sets
 
 
-def test_our_side_of_every_kind(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_side_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = [
         "all_reduce, 256",
         *script.COLLECTIVES[1:],
@@ -49,7 +38,7 @@ def test_our_side_of_every_kind(script: ModuleType, capsys: pytest.CaptureFixtur
     assert all(row["ours_us"] > 0 for name, row in rows.items() if name.startswith(("fuse", "GEMM", "dispatch")))
 
 
-def test_a_wrong_result_is_no_figure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*arguments: object) -> None:
         return None
 
@@ -58,7 +47,7 @@ def test_a_wrong_result_is_no_figure(script: ModuleType, monkeypatch: pytest.Mon
         script.main(["--engine", "threads", "--rounds", "1", "--reps", "1", "--rows", "all_to_all"])
 
 
-def test_without_gpus_it_says_what_is_missing(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_gpus_it_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         if driver.gpus() > 1:
             pytest.skip("there are GPUs")
@@ -69,7 +58,7 @@ def test_without_gpus_it_says_what_is_missing(script: ModuleType, capsys: pytest
     assert "nothing is measured: " in told.err and "--engine threads" in told.err and not told.out
 
 
-def test_graphs_of_theirs_are_as_long_as_ours(script: ModuleType) -> None:
+def test_graphs_of_theirs_are_as_long_as_ours() -> None:
     """Both sides' time of one is the difference of the same two graphs, on the slowest device."""
 
     class Peers:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
+import bench_mesh_phases as script
 import numpy as np
 import pytest
 
@@ -14,19 +10,8 @@ from tvm_axe.collective.cuda import moving
 from tvm_axe.collective.cuda.source import source
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[1] / "scripts" / "bench_mesh_phases.py"
-    spec = importlib.util.spec_from_file_location("bench_mesh_phases", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    return module
-
-
 @pytest.mark.parametrize("twice", [False, True])
-def test_phases_of_exchanges(script: ModuleType, twice: bool) -> None:
+def test_phases_of_exchanges(twice: bool) -> None:
     """Three exchanges of two blocks, 5 us apart, of which the second block is the later; 2000 ticks a microsecond."""
     samples = np.zeros(
         (moving.KEPT, moving.BLOCKS),

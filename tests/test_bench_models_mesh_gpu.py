@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import threading
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+script = pytest.importorskip("bench_models_mesh_gpu", reason="PyTorch is not installed")
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[1] / "scripts" / "bench_models_mesh_gpu.py"
-    spec = importlib.util.spec_from_file_location("bench_models_mesh_gpu", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    monkeypatch.syspath_prepend(str(path.parent))
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_our_side_of_every_row(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_side_of_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--engine", "threads", "--rounds", "1", "--reps", "1", "--breakdown", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert len(found) == len(script.table(tiny=True)) == len(script.table(tiny=False)) == 3
     assert all(row["peer"] is None and row["ours_ms"] > 0 and row["errors"]["ours"] < 1e-5 for row in found)
 
 
-def test_a_wrong_result_is_no_figure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script.Ours, "result", lambda ours: torch.zeros(1, 32, 64))
     assert script.main(["--engine", "threads", "--rounds", "1", "--reps", "1", "--rows", "prefill"]) == 1
 
 
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
-def test_what_devices_of_the_peer_have_makes_the_layer(script: ModuleType, kind: str) -> None:
+def test_what_devices_of_the_peer_have_makes_the_layer(kind: str) -> None:
     case = script.case_of(kind, (8,) if kind == "prefill" else (3, 8), script.TINY)
     whole, inputs = case.made()
     wanted = script.exact(whole, inputs, "cpu")
@@ -67,7 +52,7 @@ def test_what_devices_of_the_peer_have_makes_the_layer(script: ModuleType, kind:
 
 
 def test_without_gpus_it_says_what_is_missing(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "refusal", lambda shared: "this process sees 0 GPUs")
     assert script.main([]) == 1

@@ -21,32 +21,28 @@ SEEDS = range(20)
 @pytest.fixture(scope="module")
 def fuzz() -> Iterator[SimpleNamespace]:
     """The fuzzer's modules, and workers on threads."""
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import fuzz_actions
-        import fuzz_drawing
-        import fuzz_evaluating
-        import fuzz_judging
-        import fuzz_mistakes
-        import fuzz_programs
-        import fuzz_scheduling
-        import fuzz_stages
+    import fuzz_actions
+    import fuzz_drawing
+    import fuzz_evaluating
+    import fuzz_judging
+    import fuzz_mistakes
+    import fuzz_programs
+    import fuzz_scheduling
+    import fuzz_stages
 
-        pool = fuzz_judging.Pool("threads")
-        yield SimpleNamespace(
-            actions=fuzz_actions,
-            drawing=fuzz_drawing,
-            evaluating=fuzz_evaluating,
-            judging=fuzz_judging,
-            mistakes=fuzz_mistakes,
-            programs=fuzz_programs,
-            scheduling=fuzz_scheduling,
-            stages=fuzz_stages,
-            pool=pool,
-        )
-        pool.close()
-    finally:
-        sys.path.remove(str(SCRIPTS))
+    pool = fuzz_judging.Pool("threads")
+    yield SimpleNamespace(
+        actions=fuzz_actions,
+        drawing=fuzz_drawing,
+        evaluating=fuzz_evaluating,
+        judging=fuzz_judging,
+        mistakes=fuzz_mistakes,
+        programs=fuzz_programs,
+        scheduling=fuzz_scheduling,
+        stages=fuzz_stages,
+        pool=pool,
+    )
+    pool.close()
 
 
 def case_of(fuzz, program, mesh, *actions, layouts=()):

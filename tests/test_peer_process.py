@@ -1,12 +1,6 @@
 """A peer in a process of its own: asked and answered by lines, and what it says where something fails."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-
 from peer_process import PeerProcess
 
 SCRIPT = """

@@ -1,20 +1,14 @@
 """The programs of words that scripts/sanitize.py runs on a GPU: they are right on a CPU, and what is wrong is said."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+import sanitize_words
 from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.tile.kernels import KERNELS
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-
-import sanitize_words
 
 
 @pytest.mark.parametrize("name", sanitize_words.WORDS)

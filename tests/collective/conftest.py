@@ -13,20 +13,14 @@ for each test there; it takes a tenth of a second.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from apart import launched
+from two_devices import nothing_left, place  # noqa: F401, fixtures of all tests here
 
 from tvm_axe.collective import Workers
 from tvm_axe.layout import Mesh
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:  # workers find `apart` where this process does
-    sys.path.append(HERE)
-from apart import launched  # noqa: E402
-from two_devices import nothing_left, place  # noqa: E402, F401, fixtures of all tests here
 
 RANKS = int(os.environ.get("TVM_AXE_TEST_RANKS", "0"))
 ENGINES = [os.environ.get("TVM_AXE_TEST_ENGINE", "mpi")] if RANKS else ["processes", "threads"]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from namespaces import ADDRESSES, TwoHosts, two_hosts
 
 from tvm_axe.cli import elsewhere
 from tvm_axe.collective import dealing, start
@@ -27,9 +28,6 @@ from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE))
-from namespaces import ADDRESSES, TwoHosts, two_hosts  # noqa: E402
-
 DEMO = HERE / "demo_on_hosts.py"
 FAR = "far.invalid"  # a name that is nobody's (RFC 2606)
 

@@ -1,8 +1,6 @@
 """The scheduled programs that the lowering tests take through the passes; `small` lies beside it, found by name."""
 
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 from tvm import tirx
@@ -14,8 +12,6 @@ from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.parsing import parse_program
 from tvm_axe.lower.program import ScheduledProgram
 from tvm_axe.schedule import Schedule
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

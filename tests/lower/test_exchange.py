@@ -1,7 +1,6 @@
 """Layouts that run: tensors from one layout to another, and parameters declared in any."""
 
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +19,9 @@ X2Y3 = Mesh({"x": 2, "y": 3})
 
 @pytest.fixture(scope="module")
 def fuzz():
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import fuzz_layouts
+    import fuzz_layouts
 
-        yield fuzz_layouts
-    finally:
-        sys.path.remove(str(SCRIPTS))
+    yield fuzz_layouts
 
 
 @pytest.mark.parametrize(

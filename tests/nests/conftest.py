@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
+from tuning_workloads import matmul, target
 from tvm import relax, s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
@@ -19,10 +18,6 @@ from tvm_axe import _tvm
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta.search.workloads import workloads_of
 from tvm_axe.meta.spaces.space import space_for
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from tuning_workloads import matmul, target
 
 __all__ = ["matmul", "target"]
 

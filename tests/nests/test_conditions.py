@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tvm
+from threaded import GPU, bound, computed
 from tvm import tirx
 from tvm.relax.frontend.nn.llm import kv_cache
 from tvm.script import tirx as T
@@ -15,9 +13,6 @@ from tvm.script import tirx as T
 from tvm_axe.errors import LowerError
 from tvm_axe.nests.conditions import with_conditions_inside
 from tvm_axe.nests.default import is_unscheduled, with_default_schedules
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "machines"))
-from threaded import GPU, bound, computed
 
 
 def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_models import decoder, encoder
 from tvm.relax.frontend import nn
 
 from tvm_axe.collective.engine import HOST
@@ -18,9 +17,6 @@ from tvm_axe.relax import choosing, share_model
 from tvm_axe.relax.forms import WHOLE, Form
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.reading import graph_of, legalized
-
-sys.path.insert(0, str(Path(__file__).parent))
-from shared_models import decoder, encoder
 
 
 class Layer(nn.Module):

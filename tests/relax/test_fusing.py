@@ -2,13 +2,14 @@
 
 import dataclasses
 import doctest
-import importlib.util
 import runpy
-import sys
 from pathlib import Path
 
+import apart
+import barriers
 import numpy as np
 import pytest
+import shared_models as models
 import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
@@ -28,15 +29,7 @@ from tvm_axe.records import apply_best
 from tvm_axe.records.devices import on_first_device
 from tvm_axe.relax import fusing, share_model, tradeoffs
 
-sys.path += [str(Path(__file__).parents[1] / "collective"), str(Path(__file__).parent)]
-import apart
-import barriers
-
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-_spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
-models = importlib.util.module_from_spec(_spec)
-sys.modules.setdefault("shared_models", models)
-_spec.loader.exec_module(models)
 
 
 def error(found, wanted):

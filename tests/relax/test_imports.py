@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch_modules import Called
 from tvm.relax.frontend.onnx import from_onnx
 from tvm.relax.frontend.torch import from_exported_program
 
@@ -197,17 +198,6 @@ def test_norms_of_groups_of_bfloat16() -> None:
     model = from_exported_program(torch.export.export(norm, (x,)), custom_convert_map=torch_converters())
     assert str(model["main"].ret_ty.fields[0].dtype) == "bfloat16"
     assert error(axe.compile(model, work_dir=None)(x), copy.deepcopy(norm).double()(x.double())) < 1e-2
-
-
-class Called(nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *given: Any) -> Any:
-        return self.function(*given)
 
 
 def stored(x: Any, i: Any, j: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch_modules import Called
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvm_axe as axe
@@ -14,17 +15,6 @@ from tvm_axe.relax import torch_converters
 
 torch = pytest.importorskip("torch", reason="models are imported from PyTorch")
 nn = torch.nn
-
-
-class Called(nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *given: Any) -> Any:
-        return self.function(*given)
 
 
 def compiled(function: Any, given: tuple[Any, ...]) -> Any:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +19,9 @@ from tvm_axe.relax import torch_converters
 from tvm_axe.relax.alone import model_passes
 
 torch = pytest.importorskip("torch", reason="torch is in the extra `models`")
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-models, checked = __import__("models_torch"), __import__("check_models")
+models, checked = (
+    pytest.importorskip(name, reason="torch is in the extra `models`") for name in ("models_torch", "check_models")
+)
 
 
 def imported(name: str, dtype: str = "float32", layers: int | None = None) -> tuple[tvm.IRModule, object, tuple]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,24 +24,11 @@ from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.schedule.tiles import choices_in, has_choice
 
 torch = pytest.importorskip("torch")
+models = pytest.importorskip("models_gpu")
 
 GPU, CPU = resolve_target("cuda:sm_90a"), resolve_target("llvm")
 TOLERANCE = {"float16": 4e-3, "bfloat16": 2e-2}
 NAMES = ("minilm", "prefill", "decode 1", "decode 3")
-
-
-def _models() -> Any:
-    path = Path(__file__).parents[2] / "scripts" / "models_gpu.py"
-    spec = importlib.util.spec_from_file_location("models_gpu", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["models_gpu"] = module  # its dataclasses look for it there
-    sys.path.insert(0, str(path.parent))  # for what it imports
-    spec.loader.exec_module(module)
-    return module
-
-
-models = _models()
 
 
 class Small:

@@ -154,6 +154,31 @@ def test_layers_of_onnx_runtime(operator: str) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("operator, inside", [("Elu", 1.0), ("Celu", 0.5), ("Selu", 1.0)])
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_small_numbers_keep_their_digits(operator: str, inside: float, kind: str) -> None:
+    attributes = {} if operator == "Selu" else {"alpha": 2.0}
+    x = -(10.0 ** np.arange(-7, 1)).astype(kind)
+    node = helper.make_node(operator, ["x"], ["y"], **attributes)
+    model = model_of([node], {"x": x}, {}, helper.np_dtype_to_tensor_dtype(x.dtype))
+    factor = 1.67326319217681884765625 * 1.05070102214813232421875 if operator == "Selu" else 2.0
+    got = np.asarray(axe.compile(from_onnx(model), work_dir=None)(x))
+    assert got.dtype == x.dtype
+    want = factor * np.expm1(x.astype("float64") * inside)
+    rtol, atol = (1e-3, 6e-8) if kind == "float16" else (1e-6, 0)  # a half's least number is 6e-8
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_powers_of_integers(kind: str) -> None:
+    x, e = np.array([3, -2, 1, -1, 7, 2], kind), np.array([13, 5, -3, -4, 0, -1], kind)
+    inputs = {"x": x, "e": e}
+    model = model_of([helper.make_node("Pow", ["x", "e"], ["y"])], inputs, {}, helper.np_dtype_to_tensor_dtype(x.dtype))
+    got = np.asarray(axe.compile(from_onnx(model), work_dir=None)(x, e))
+    assert got.dtype == x.dtype
+    np.testing.assert_array_equal(got, np.trunc(x.astype("float64") ** e))
+
+
 ROIS = {"p": drawn(1, 1, 4, 4), "r": drawn(2, 4), "i": np.zeros(2, "int64")}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from packed_models import GROUP, OF_CODES, PACKINGS, ROWS, WIDTH, drawn, layer
 
 import tvm_axe as axe
 from tvm_axe import compiler
@@ -16,9 +15,6 @@ from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.machines import builder, resolve_target
 from tvm_axe.relax.prepacked import with_made_once
 from tvm_axe.relax.quantized import with_decoding_products
-
-sys.path.insert(0, str(Path(__file__).parent))
-from packed_models import GROUP, OF_CODES, PACKINGS, ROWS, WIDTH, drawn, layer
 
 GPU = resolve_target("cuda:sm_90a")
 MESHES: dict[str, dict[str, int]] = {"2": {"tp": 2}, "3": {"tp": 3}, "2x2": {"dp": 2, "tp": 2}}

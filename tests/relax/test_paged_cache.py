@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from paged_decoder import CPU, Cached, Sizes
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache, RopeMode
 
 import tvm_axe as axe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from paged_decoder import CPU, Cached, Sizes
 
 HEADS, GROUPS, SIZE = 4, 2, 16
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import importlib.util
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import paged_decoder as decoders
 import pytest
 import tvm
 import tvm_ffi
@@ -25,11 +24,6 @@ from tvm_axe.collective.repeating import repeats
 from tvm_axe.executable import Session
 from tvm_axe.machines import backend_of, resolve_target
 from tvm_axe.relax import share_model
-
-_spec = importlib.util.spec_from_file_location("paged_decoder", Path(__file__).with_name("paged_decoder.py"))
-decoders = importlib.util.module_from_spec(_spec)
-sys.modules["paged_decoder"] = decoders
-_spec.loader.exec_module(decoders)
 
 KV, CACHE = "vm.builtin.kv_state_", "vm.builtin.attention_kv_cache_"
 ROOM = ((4,), (128,), (64,), (16,), (0,))  # sequences, tokens in all, tokens of a call, tokens of a page, no windows

@@ -1,11 +1,8 @@
 """Values that a user pins, by name, by upstream's types and annotations, along one mesh axis or several."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+import shared_models as models
 from tvm import relax
 from tvm.relax.distributed import DeviceMesh, Placement
 from tvm.script.parser import ir as I
@@ -15,11 +12,6 @@ import tvm_axe as axe
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout import Link
 from tvm_axe.relax import share_model
-
-_spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
-models = importlib.util.module_from_spec(_spec)
-sys.modules["shared_models"] = models
-_spec.loader.exec_module(models)
 
 SQUARE = axe.Mesh({"dp": 2, "tp": 2})
 SLOW = Rates(Link(latency=0.0, bandwidth=1e10), memory=1e12, operations=2e10)

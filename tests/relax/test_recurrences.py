@@ -98,29 +98,19 @@ def test_a_choice_costs_what_it_does_where_all_values_are_handed_over_at_once(
         assert one == pytest.approx(other)
 
 
-def test_equal_steps_are_solved_once(solved_calls: list[int]) -> None:
+@pytest.mark.parametrize(
+    "model, sizes",
+    [
+        pytest.param(exported, (32, 64), id="equal steps"),
+        pytest.param(reading_parts, (24, 48), id="steps that read other parts of a value"),
+        pytest.param(lambda layers: reading_parts(10, layers), (5, 10), id="layers that start from parts of a value"),
+    ],
+)
+def test_what_is_equal_is_solved_once(model: Any, sizes: tuple[int, int], solved_calls: list[int]) -> None:
     solved = []
-    for steps in (32, 64):
+    for size in sizes:
         solved_calls.clear()
-        search_of(steps, 2).solved(0.0, 0.0)
-        solved.append(sum(solved_calls))
-    assert solved[1] < 1.3 * solved[0]
-
-
-def test_steps_that_read_other_parts_of_a_value_are_solved_once(solved_calls: list[int]) -> None:
-    solved = []
-    for steps in (24, 48):
-        solved_calls.clear()
-        search_for(reading_parts(steps), 2).solved(0.0, 0.0)
-        solved.append(sum(solved_calls))
-    assert solved[1] < 1.3 * solved[0]
-
-
-def test_layers_that_start_from_parts_of_a_value_are_solved_once(solved_calls: list[int]) -> None:
-    solved = []
-    for layers in (5, 10):
-        solved_calls.clear()
-        search_for(reading_parts(10, layers), 2).solved(0.0, 0.0)
+        search_for(model(size), 2).solved(0.0, 0.0)
         solved.append(sum(solved_calls))
     assert solved[1] < 1.3 * solved[0]
 

@@ -1,13 +1,12 @@
 """Models shared over a mesh: equal to one device, products divided, bytes of Megatron's closed form, weights cut."""
 
-import importlib.util
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import shared_models as models
 from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.script import tirx as T
@@ -22,11 +21,6 @@ from tvm_axe.relax.graph import Node
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.reading import graph_of, legalized
 from tvm_axe.relax.sharing import described
-
-_spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
-models = importlib.util.module_from_spec(_spec)
-sys.modules["shared_models"] = models
-_spec.loader.exec_module(models)
 
 MODELS = {
     "decoder": models.decoder,

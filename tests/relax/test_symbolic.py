@@ -1,13 +1,12 @@
 """Models of symbolic shapes on a mesh: one module for all lengths, whatever their order, equal to one device."""
 
 import functools
-import importlib.util
 import operator
-import sys
-from pathlib import Path
 
+import barriers
 import numpy as np
 import pytest
+import shared_models as models
 import tvm
 from tvm import relax, tirx
 from tvm.relax.frontend import nn
@@ -17,14 +16,6 @@ import tvm_axe as axe
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout import Link
 from tvm_axe.relax import share_model
-
-sys.path.append(str(Path(__file__).parent))
-import barriers
-
-_spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
-models = importlib.util.module_from_spec(_spec)
-sys.modules["shared_models"] = models
-_spec.loader.exec_module(models)
 
 HEADS, KV, WIDTH, VOCABULARY = 4, 2, 32, 24
 SIZE = WIDTH // HEADS

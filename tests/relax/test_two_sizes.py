@@ -1,11 +1,8 @@
 """Models of a symbolic batch and a symbolic number of tokens on a mesh: one module for all, kernels put together."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+import shared_models as models
 from tvm.relax.frontend import nn
 
 import tvm_axe as axe
@@ -16,11 +13,6 @@ from tvm_axe.machines.builder import build_program
 from tvm_axe.relax import share_model
 from tvm_axe.relax.conversion import conversion
 from tvm_axe.relax.forms import WHOLE, Form
-
-_spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
-models = importlib.util.module_from_spec(_spec)
-sys.modules["shared_models"] = models
-_spec.loader.exec_module(models)
 
 SIZES = {"b": (4,), "n": (64,)}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 from tvm import IRModule, relax, tirx
+from written_attention import DIM, HEADS, Case, added, chosen, distance, kernels, number, op, scores_of, shape
 
 import tvm_axe as axe
 from tvm_axe import _tvm
@@ -18,9 +17,6 @@ from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines import builder, resolve_target
 from tvm_axe.relax.attention import attentions
 from tvm_axe.relax.fuse import fuse
-
-sys.path.append(str(Path(__file__).parent))
-from written_attention import DIM, HEADS, Case, added, chosen, distance, kernels, number, op, scores_of, shape
 
 CPU, WINDOW = resolve_target("llvm"), 37
 

@@ -1,6 +1,5 @@
 """Block names stay unique after every primitive, and each leads to its block; traces replay without them."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,14 +110,10 @@ def test_a_name_that_is_free_again_is_a_new_blocks() -> None:
 
 @pytest.fixture(scope="module")
 def fuzz() -> Iterator[SimpleNamespace]:
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import fuzz_actions
-        import fuzz_scheduling
+    import fuzz_actions
+    import fuzz_scheduling
 
-        yield SimpleNamespace(actions=fuzz_actions, scheduling=fuzz_scheduling)
-    finally:
-        sys.path.remove(str(SCRIPTS))
+    yield SimpleNamespace(actions=fuzz_actions, scheduling=fuzz_scheduling)
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 15) for first in range(0, 60, 15)], ids=str)

@@ -1,13 +1,9 @@
 """scripts/fuzz_tiles.py: what it counts, and that a child that dies or hangs is counted with its seed."""
 
 import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import fuzz_tiles
+import pytest
 
 
 def test_counts(capsys, monkeypatch):

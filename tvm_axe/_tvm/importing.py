@@ -12,7 +12,8 @@ import numpy as np
 from tvm import IRModule, relax, tirx
 from tvm.relax import op
 
-from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm, number
+from tvm_axe._tvm.formulas import number
+from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
 from tvm_axe._tvm.torch_selections import SELECTIONS
 from tvm_axe.errors import InputError
 

@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
+from tvm_axe._tvm.formulas import elu, number
 from tvm_axe._tvm.onnx_attention import (
     attention,
     layer_norm_of_sum,
@@ -33,11 +34,6 @@ __all__ = ["CONVERTERS"]
 
 def _type(value: Any) -> str:
     return str(value.ty.dtype)
-
-
-def _number(value: Any, like: Any) -> Any:
-    """A number in the type of a value."""
-    return relax.const(value, _type(like))
 
 
 def _rank(value: Any) -> int:
@@ -165,7 +161,7 @@ def _one_hot(call: Call, indices: Any, depth: Any, values: Any, axis: int = -1) 
     rank = _rank(indices) + 1
     at = axis % rank
     whole = call.emit(op.astype(indices, "int64"))
-    whole = call.emit(op.where(op.less(whole, _number(0, whole)), op.add(whole, _number(count, whole)), whole))
+    whole = call.emit(op.where(op.less(whole, number(0, whole)), op.add(whole, number(count, whole)), whole))
     classes = np.arange(count).reshape([-1 if dim == at else 1 for dim in range(rank)])
     hit = op.equal(op.expand_dims(whole, at), relax.const(classes, "int64"))
     off, on = (call.emit(op.take(values, relax.const(which, "int64"), axis=0, mode="clip")) for which in (0, 1))
@@ -180,21 +176,21 @@ def _is_inf(call: Call, x: Any, detect_negative: int = 1, detect_positive: int =
         return op.isinf(x)
     if not detect_negative and not detect_positive:
         return op.zeros(x.ty.shape, "bool")
-    zero = _number(0, x)
+    zero = number(0, x)
     return op.logical_and(op.isinf(x), op.greater(x, zero) if detect_positive else op.less(x, zero))
 
 
 def _shift(call: Call, x: Any, y: Any, direction: str) -> Any:
     """By as many bits as the type has, or more, nothing is left; of negative numbers shifted right their sign."""
     bits, signed = int("".join(filter(str.isdigit, _type(x)))), not _type(x).startswith("uint")
-    beyond = op.greater_equal(y, _number(bits, y))
+    beyond = op.greater_equal(y, number(bits, y))
     if signed:
-        beyond = op.logical_or(beyond, op.less(y, _number(0, y)))
+        beyond = op.logical_or(beyond, op.less(y, number(0, y)))
     beyond = call.emit(beyond)
-    by = call.emit(op.where(beyond, _number(0, y), y))
+    by = call.emit(op.where(beyond, number(0, y), y))
     if direction == "LEFT":
-        return op.where(beyond, _number(0, x), op.left_shift(x, by))
-    rest = op.where(op.less(x, _number(0, x)), _number(-1, x), _number(0, x)) if signed else _number(0, x)
+        return op.where(beyond, number(0, x), op.left_shift(x, by))
+    rest = op.where(op.less(x, number(0, x)), number(-1, x), number(0, x)) if signed else number(0, x)
     return op.where(beyond, rest, op.right_shift(x, by))
 
 
@@ -202,38 +198,26 @@ def _mod(call: Call, x: Any, y: Any, fmod: int = 0) -> Any:
     if fmod or not _is_float(_type(x)):
         return call.upstream("Mod", [x, y], fmod=fmod)
     rest = call.emit(op.mod(x, y))
-    zero = _number(0, x)
+    zero = number(0, x)
     turned = op.logical_xor(op.less(rest, zero), op.less(y, zero))
     return op.where(op.logical_and(op.not_equal(rest, zero), turned), op.add(rest, y), rest)
 
 
 def _power(call: Call, x: Any, y: Any) -> Any:
     """In the type of the base, as ONNX has it."""
-    dtype, by = _type(x), call.known(y)
-    if _is_float(dtype):
-        return op.power(x, y if _type(y) == dtype else op.astype(y, dtype))
-    if _is_float(_type(y)) or dtype not in ("int64", "uint64"):
+    dtype = _type(x)
+    if _is_float(_type(y)) and not _is_float(dtype):
         return op.astype(op.power(op.astype(x, "float64"), op.astype(y, "float64")), dtype)
-    if by is None or by.size != 1 or not 0 <= int(by.reshape(())) < 64:
-        raise call.refused(f"powers of {dtype} whose exponent isn't a number from 0 to 63", "cast it to float64")
-    made, square, rest = None, x, int(by.reshape(()))
-    while rest:
-        if rest % 2:
-            made = square if made is None else call.emit(op.multiply(made, square))
-        rest //= 2
-        square = call.emit(op.multiply(square, square)) if rest else square
-    return op.ones_like(x) if made is None else made
+    return op.power(x, y if _type(y) == dtype else op.astype(y, dtype))
+
+
+def _elu(call: Call, x: Any, alpha: float = 1.0, gamma: float = 1.0, input_scale: float = 1.0) -> Any:
+    made = call.emit(elu(call.emit, x, alpha, gamma, input_scale))
+    return made if _type(made) == _type(x) else op.astype(made, _type(x))
 
 
 def _celu(call: Call, x: Any, alpha: float = 1.0) -> Any:
-    below = op.multiply(_number(alpha, x), op.subtract(op.exp(op.divide(x, _number(alpha, x))), _number(1, x)))
-    return op.where(op.greater(x, _number(0, x)), x, below)
-
-
-def _elu(call: Call, x: Any, alpha: float = 1.0, gamma: float = 1.0) -> Any:
-    below = op.multiply(_number(alpha * gamma, x), op.subtract(op.exp(x), _number(1, x)))
-    above = x if gamma == 1 else op.multiply(x, _number(gamma, x))
-    return op.where(op.greater(x, _number(0, x)), above, below)
+    return _elu(call, x, alpha, input_scale=1 / alpha)
 
 
 _SELU = (1.67326319217681884765625, 1.05070102214813232421875)
@@ -241,7 +225,7 @@ _SELU = (1.67326319217681884765625, 1.05070102214813232421875)
 
 
 def _thresholded(call: Call, x: Any, alpha: float = 1.0) -> Any:
-    return op.where(op.greater(x, _number(alpha, x)), x, _number(0, x))
+    return op.where(op.greater(x, number(alpha, x)), x, number(0, x))
 
 
 def _mish(call: Call, x: Any) -> Any:
@@ -249,7 +233,7 @@ def _mish(call: Call, x: Any) -> Any:
 
 
 def _quick_gelu(call: Call, x: Any, alpha: float = 1.702) -> Any:
-    return op.multiply(x, op.sigmoid(op.multiply(x, _number(alpha, x))))
+    return op.multiply(x, op.sigmoid(op.multiply(x, number(alpha, x))))
 
 
 def _dropout(call: Call, data: Any, ratio: Any = None, training: Any = None, **others: Any) -> Any:
@@ -270,7 +254,7 @@ def _extreme(beyond: float, call: Call, data: Any, axes: Any = None, **attribute
     given = call.emit(op.astype(data, "int8")) if dtype == "bool" else data
     made = call.upstream(call.operator, [given, axes], **attributes)
     if dtype == "bool":
-        return op.greater(made, _number(0, made))
+        return op.greater(made, number(0, made))
     empty = any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in data.ty.shape)
     return op.full(made.ty.shape, relax.const(beyond, dtype), dtype) if empty and _is_float(dtype) else made
 
@@ -293,14 +277,14 @@ def _layer_norm(
         return made
     mean, spread = op.mean(wide, axes, True), op.variance(wide, axes, True)
     return relax.Tuple(
-        [made, call.emit(mean), op.divide(_number(1, wide), op.sqrt(op.add(spread, _number(epsilon, wide))))]
+        [made, call.emit(mean), op.divide(number(1, wide), op.sqrt(op.add(spread, number(epsilon, wide))))]
     )
 
 
 def _lp_norm(call: Call, x: Any, axis: int = -1, p: int = 2) -> Any:
     sums = op.sum(op.abs(x) if p == 1 else op.multiply(x, x), axis, True)
     size = call.emit(sums if p == 1 else op.sqrt(sums))
-    return op.where(op.equal(size, _number(0, size)), _number(0, x), op.divide(x, size))
+    return op.where(op.equal(size, number(0, size)), number(0, x), op.divide(x, size))
 
 
 # ---- Products of integers

@@ -28,7 +28,7 @@ __all__ = ["import_onnx"]
 
 _OWN = ("", "ai.onnx")
 _WRITTEN_OUT = (
-     "BlackmanWindow", "Celu", "CenterCropPad", "HammingWindow", "HannWindow",
+     "BlackmanWindow", "CenterCropPad", "HammingWindow", "HannWindow",
     "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "Swish",
 )  # fmt: skip
 """Operators that ONNX itself writes out in others, where upstream's importer knows none or another one of that name."""

@@ -13,36 +13,15 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tvm_axe._tvm.formulas import Emit, elu, expm1, number, wide
 from tvm_axe.errors import InputError
 
-__all__ = ["FORMULAS", "PRODUCTS", "group_norm", "number"]
-
-_Emit = Callable[[relax.Expr], relax.Var]
+__all__ = ["FORMULAS", "PRODUCTS", "group_norm"]
 
 
-def number(value: float, like: relax.Expr) -> relax.Expr:
-    """A number in the type of a value."""
-    return relax.const(value, str(like.ty.dtype))
-
-
-def _wide(emit: _Emit, *values: relax.Expr) -> list[relax.Var]:
-    """Values of 16 bits in float32; others as they are."""
-    halves = ("float16", "bfloat16")
-    return [emit(op.astype(each, "float32") if str(each.ty.dtype) in halves else each) for each in values]
-
-
-def _expm1(emit: _Emit, self: relax.Expr) -> relax.Expr:
-    """By the hyperbolic tangent of the half where the exponential is near 1, and would cancel it."""
-    (x,) = _wide(emit, self)
-    one = number(1, x)
-    half = emit(op.tanh(op.multiply(x, number(0.5, x))))
-    near = op.divide(op.multiply(half, number(2, x)), op.subtract(one, half))
-    return op.where(op.less(op.abs(x), one), near, op.subtract(op.exp(x), one))
-
-
-def _log1p(emit: _Emit, self: relax.Expr) -> relax.Expr:
+def _log1p(emit: Emit, self: relax.Expr) -> relax.Expr:
     """By the series of the inverse hyperbolic tangent of x / (2 + x), near zero, where 1 + x would lose digits."""
-    (x,) = _wide(emit, self)
+    (x,) = wide(emit, self)
     part = emit(op.divide(x, op.add(x, number(2, x))))
     squared = emit(op.multiply(part, part))
     last = 21 if str(x.ty.dtype) == "float64" else 11  # of 1 / 7, the largest part, less than the type's rounding
@@ -53,26 +32,19 @@ def _log1p(emit: _Emit, self: relax.Expr) -> relax.Expr:
     return op.where(op.less(op.abs(x), number(0.25, x)), near, op.log(op.add(x, number(1, x))))
 
 
-def _elu(emit: _Emit, self: relax.Expr, alpha: float, scale: float, input_scale: float) -> relax.Expr:
-    (self,) = _wide(emit, self)
-    below = _expm1(emit, emit(op.multiply(self, number(input_scale, self))))
-    above = op.multiply(self, number(scale, self))
-    return op.where(op.greater(self, number(0, self)), above, op.multiply(below, number(alpha * scale, self)))
-
-
 def _along(
-    function: Callable[..., relax.Expr], emit: _Emit, self: relax.Expr, dim: Any = None, keepdim: bool = False
+    function: Callable[..., relax.Expr], emit: Emit, self: relax.Expr, dim: Any = None, keepdim: bool = False
 ) -> relax.Expr:
     return function(self, dim or None, keepdim) if len(self.ty.shape) else self
 
 
-def _least(emit: _Emit, self: relax.Expr, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
+def _least(emit: Emit, self: relax.Expr, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
     if not len(self.ty.shape):
         return self, relax.const(0, "int64")
     return op.min(self, dim, keepdim), op.argmin(self, dim, keepdim)
 
 
-def _logsumexp(emit: _Emit, self: relax.Expr, dim: Any, keepdim: bool) -> relax.Expr:
+def _logsumexp(emit: Emit, self: relax.Expr, dim: Any, keepdim: bool) -> relax.Expr:
     if not len(self.ty.shape):
         return self
     largest = emit(op.max(self, dim or None, True))
@@ -82,19 +54,19 @@ def _logsumexp(emit: _Emit, self: relax.Expr, dim: Any, keepdim: bool) -> relax.
     return sums if keepdim else op.squeeze(sums, dim or None)
 
 
-def _or_other(function: Callable[..., relax.Expr], emit: _Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
+def _or_other(function: Callable[..., relax.Expr], emit: Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
     """What a function makes of two, or the one that is a number."""
     both = function(self, other)
     return op.where(op.isnan(self), other, op.where(op.isnan(other), self, both))
 
 
-def _copysign(emit: _Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
+def _copysign(emit: Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
     zero = number(0, other)
     size, inverse = emit(op.abs(self)), op.divide(number(1, other), other)  # of a zero the sign is seen at its inverse
     return op.where(op.logical_or(op.less(other, zero), op.less(inverse, zero)), op.negative(size), size)
 
 
-def _hypot(emit: _Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
+def _hypot(emit: Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
     """By the ratio of the smaller one to the larger, whose square doesn't overflow."""
     one, two = emit(op.abs(self)), emit(op.abs(other))
     large, small = emit(op.maximum(one, two)), op.minimum(one, two)
@@ -108,7 +80,7 @@ def _hypot(emit: _Emit, self: relax.Expr, other: relax.Expr) -> relax.Expr:
 
 
 def _var_mean(
-    emit: _Emit, self: relax.Expr, dim: Any, correction: float | None, keepdim: bool
+    emit: Emit, self: relax.Expr, dim: Any, correction: float | None, keepdim: bool
 ) -> tuple[relax.Expr, relax.Expr]:
     axes = dim if dim else [*range(len(self.ty.shape))]
     extents = [self.ty.shape[axis] for axis in axes]
@@ -119,7 +91,7 @@ def _var_mean(
     return op.multiply(op.variance(self, axes, keepdim), number(factor, self)), op.mean(self, axes, keepdim)
 
 
-def _masked_scatter(emit: _Emit, self: relax.Expr, mask: relax.Expr, source: relax.Expr) -> relax.Expr:
+def _masked_scatter(emit: Emit, self: relax.Expr, mask: relax.Expr, source: relax.Expr) -> relax.Expr:
     """Where the mask holds, the elements of the source one after the other."""
     shape = [*self.ty.shape]
     wide = emit(op.broadcast_to(mask, shape))
@@ -131,13 +103,13 @@ def _masked_scatter(emit: _Emit, self: relax.Expr, mask: relax.Expr, source: rel
     return op.where(wide, taken, self)
 
 
-def _between(emit: _Emit, self: relax.Expr, min: relax.Expr | None, max: relax.Expr | None) -> relax.Expr:
+def _between(emit: Emit, self: relax.Expr, min: relax.Expr | None, max: relax.Expr | None) -> relax.Expr:
     above = self if min is None else op.maximum(self, min)
     return above if max is None else op.minimum(above, max)
 
 
 def _batch_norm(
-    emit: _Emit,
+    emit: Emit,
     input: relax.Expr,
     weight: relax.Expr | None,
     bias: relax.Expr | None,
@@ -148,17 +120,17 @@ def _batch_norm(
     momentum: float = 0.0,
 ) -> tuple[relax.Expr, ...]:
     """The batch's norm, mean and inverse of the deviation; and what a share of them makes of the running statistics."""
-    (x,) = _wide(emit, input)
+    (x,) = wide(emit, input)
     axes = [0, *range(2, len(x.ty.shape))]
     turned = [1 if axis in axes else x.ty.shape[axis] for axis in range(len(x.ty.shape))]
     if not training:
-        mean, variance = _wide(emit, running_mean, running_var)
+        mean, variance = wide(emit, running_mean, running_var)
     else:
         mean, variance = emit(op.mean(x, axes)), emit(op.variance(x, axes))
     inverse = emit(op.rsqrt(op.add(variance, number(eps, variance))))
     found = op.multiply(op.subtract(x, op.reshape(mean, turned)), op.reshape(inverse, turned))
     for function, given in ((op.multiply, weight), (op.add, bias)):
-        found = found if given is None else function(found, op.reshape(*_wide(emit, given), turned))
+        found = found if given is None else function(found, op.reshape(*wide(emit, given), turned))
     if running_mean is None or not training:
         return found, mean, inverse
     count = math.prod(int(input.ty.shape[axis]) for axis in axes)
@@ -166,16 +138,16 @@ def _batch_norm(
     kept = number(1 - momentum, mean)
     running = [
         op.add(op.multiply(old, kept), op.multiply(new, number(momentum, mean)))
-        for old, new in zip(_wide(emit, running_mean, running_var), (mean, unbiased))
+        for old, new in zip(wide(emit, running_mean, running_var), (mean, unbiased))
     ]
     return found, mean, inverse, *running
 
 
 def group_norm(
-    emit: _Emit, input: relax.Expr, weight: Any, bias: Any, N: Any, C: Any, HxW: Any, group: int, eps: float
+    emit: Emit, input: relax.Expr, weight: Any, bias: Any, N: Any, C: Any, HxW: Any, group: int, eps: float
 ) -> tuple[relax.Expr, ...]:
     """Of groups of channels, with or without weights."""
-    (x,) = _wide(emit, input)
+    (x,) = wide(emit, input)
     shape = [*x.ty.shape]
     rows = emit(op.reshape(x, (shape[0], group, -1)))
     mean, variance = emit(op.mean(rows, [2], True)), emit(op.variance(rows, [2], True))
@@ -183,32 +155,32 @@ def group_norm(
     found = op.reshape(op.multiply(op.subtract(rows, mean), inverse), shape)
     turned = [1, shape[1], *[1] * (len(shape) - 2)]
     for function, given in ((op.multiply, weight), (op.add, bias)):
-        found = found if given is None else function(found, op.reshape(*_wide(emit, given), turned))
+        found = found if given is None else function(found, op.reshape(*wide(emit, given), turned))
     return found, op.squeeze(mean, [2]), op.squeeze(inverse, [2])
 
 
 def _product(
-    function: Callable[..., relax.Expr], emit: _Emit, self: relax.Expr, *, beta: float, alpha: float, **factors: Any
+    function: Callable[..., relax.Expr], emit: Emit, self: relax.Expr, *, beta: float, alpha: float, **factors: Any
 ) -> relax.Expr:
     """A product with a share of it, and a share of what is added to it."""
-    made = emit(function(*_wide(emit, *factors.values())))
+    made = emit(function(*wide(emit, *factors.values())))
     made = emit(op.multiply(made, number(alpha, made)))
-    return made if beta == 0 else op.add(op.multiply(*_wide(emit, self), number(beta, made)), made)
+    return made if beta == 0 else op.add(op.multiply(*wide(emit, self), number(beta, made)), made)
 
 
-def _linear(emit: _Emit, input: relax.Expr, weight: relax.Expr, bias: relax.Expr | None) -> relax.Expr:
+def _linear(emit: Emit, input: relax.Expr, weight: relax.Expr, bias: relax.Expr | None) -> relax.Expr:
     made = op.matmul(input, op.permute_dims(weight))
     return made if bias is None else op.add(made, bias)
 
 
-def _product_along(emit: _Emit, self: relax.Expr, dim: int, keepdim: bool, dtype: Any) -> relax.Expr:
+def _product_along(emit: Emit, self: relax.Expr, dim: int, keepdim: bool, dtype: Any) -> relax.Expr:
     wanted = str(dtype).removeprefix("torch.") if dtype is not None else str(self.ty.dtype)
     if dtype is None and ("int" in wanted or wanted == "bool"):
         wanted = "int64"
     return op.prod(emit(op.astype(self, wanted)), [dim], keepdim)
 
 
-def _any(emit: _Emit, self: relax.Expr) -> relax.Expr:
+def _any(emit: Emit, self: relax.Expr) -> relax.Expr:
     numbers = op.astype(op.astype(self, "bool"), "int32")
     return op.astype(op.max(numbers), "bool")
 
@@ -224,8 +196,8 @@ FORMULAS: Mapping[str, Callable[..., Any]] = {
     "clamp.Tensor": _between,
     "copysign.Scalar": lambda emit, self, other: _copysign(emit, self, number(other, self)),
     "copysign.Tensor": _copysign,
-    "elu.default": _elu,
-    "expm1.default": _expm1,
+    "elu.default": lambda emit, self, **factors: elu(emit, self, **factors),
+    "expm1.default": lambda emit, self: expm1(emit, self),
     "log1p.default": _log1p,
     "prod.dim_int": _product_along,
     "exp2.default": lambda emit, self: op.exp(op.multiply(self, number(math.log(2), self))),

@@ -15,11 +15,10 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tvm_axe._tvm.formulas import Emit
 from tvm_axe.errors import InputError
 
 __all__ = ["SELECTIONS"]
-
-_Emit = Callable[[relax.Expr], relax.Var]
 
 
 def _extents(name: str, value: relax.Expr) -> list[int]:
@@ -31,13 +30,13 @@ def _extents(name: str, value: relax.Expr) -> list[int]:
 
 
 def _sorted(
-    emit: _Emit, self: relax.Expr, dim: int, descending: bool, stable: bool | None = None
+    emit: Emit, self: relax.Expr, dim: int, descending: bool, stable: bool | None = None
 ) -> tuple[relax.Expr, relax.Expr]:
     places = emit(op.argsort(self, dim, descending, dtype="int64"))
     return op.gather_elements(self, places, axis=dim), places
 
 
-def _kth(emit: _Emit, self: relax.Expr, k: int, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
+def _kth(emit: Emit, self: relax.Expr, k: int, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
     found = [op.take(emit(each), relax.const([k - 1], "int64"), dim) for each in _sorted(emit, self, dim, False)]
     values, places = (each if keepdim else op.squeeze(emit(each), [dim]) for each in found)
     return values, places
@@ -46,7 +45,7 @@ def _kth(emit: _Emit, self: relax.Expr, k: int, dim: int, keepdim: bool) -> tupl
 def _stepwise(
     name: str,
     joined: Callable[[Sequence[relax.Expr], Sequence[relax.Expr]], Sequence[relax.Expr]],
-    emit: _Emit,
+    emit: Emit,
     dim: int,
     values: Sequence[relax.Expr],
 ) -> list[relax.Expr]:
@@ -66,13 +65,13 @@ def _stepwise(
     return [*values]
 
 
-def _log_sums(emit: _Emit, self: relax.Expr, dim: int) -> relax.Expr:
+def _log_sums(emit: Emit, self: relax.Expr, dim: int) -> relax.Expr:
     wide = emit(op.astype(self, "float32" if str(self.ty.dtype) != "float64" else "float64"))
     return _stepwise("logcumsumexp", lambda at, before: [op.log_add_exp(at[0], before[0])], emit, dim, [wide])[0]
 
 
 def _extremes(
-    name: str, beyond: Callable[..., relax.Expr], emit: _Emit, self: relax.Expr, dim: int
+    name: str, beyond: Callable[..., relax.Expr], emit: Emit, self: relax.Expr, dim: int
 ) -> tuple[relax.Expr, ...]:
     """The largest or least elements up to each, the last of equal ones, and their places; no number beats each."""
     extents = _extents(name, self)
@@ -90,7 +89,7 @@ def _extremes(
     return tuple(_stepwise(name, joined, emit, dim, [self, places]))
 
 
-def _adaptive_max_pool(count: int, emit: _Emit, self: relax.Expr, output_size: Sequence[int]) -> relax.Expr:
+def _adaptive_max_pool(count: int, emit: Emit, self: relax.Expr, output_size: Sequence[int]) -> relax.Expr:
     """The largest element of each window; dimension by dimension, windows padded with their last element."""
     extents = _extents("adaptive_max_pool", self)
     for axis, size in zip(range(len(extents) - count, len(extents)), output_size, strict=True):
@@ -104,7 +103,7 @@ def _adaptive_max_pool(count: int, emit: _Emit, self: relax.Expr, output_size: S
     return self
 
 
-def _distances(emit: _Emit, x1: relax.Expr, x2: relax.Expr, p: float, compute_mode: int | None = None) -> relax.Expr:
+def _distances(emit: Emit, x1: relax.Expr, x2: relax.Expr, p: float, compute_mode: int | None = None) -> relax.Expr:
     """Of each row of one to each of the other."""
     far = emit(op.abs(op.subtract(op.expand_dims(x1, -2), op.expand_dims(x2, -3))))
     dtype = str(far.ty.dtype)
@@ -120,7 +119,7 @@ def _distances(emit: _Emit, x1: relax.Expr, x2: relax.Expr, p: float, compute_mo
 
 
 def _resized(
-    emit: _Emit,
+    emit: Emit,
     input: relax.Expr,
     output_size: Sequence[int] | None,
     align_corners: bool,
@@ -151,7 +150,7 @@ def _resized(
 
 
 def _sampled(
-    emit: _Emit, input: relax.Expr, grid: relax.Expr, interpolation_mode: int, padding_mode: int, align_corners: bool
+    emit: Emit, input: relax.Expr, grid: relax.Expr, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> relax.Expr:
     """Volumes at places, whose numbers are from -1 to 1 and the last dimension's first."""
     batch, channels, *extents = _extents("grid_sampler_3d", input)
@@ -178,9 +177,7 @@ def _sampled(
     return found
 
 
-def _point(
-    emit: _Emit, grid: relax.Expr, number: int, extent: int, padding_mode: int, align_corners: bool
-) -> relax.Var:
+def _point(emit: Emit, grid: relax.Expr, number: int, extent: int, padding_mode: int, align_corners: bool) -> relax.Var:
     """The place along a dimension: outside, at the border, or mirrored, as the mode says (0, 1 and 2)."""
     dtype = str(grid.ty.dtype)
 
@@ -209,7 +206,7 @@ def _point(
 
 
 def _at_corner(
-    emit: _Emit, rows: relax.Expr, corner: Sequence[relax.Expr], extents: Sequence[int], shape: Sequence[int]
+    emit: Emit, rows: relax.Expr, corner: Sequence[relax.Expr], extents: Sequence[int], shape: Sequence[int]
 ) -> relax.Var:
     """Elements at whole places, and zeros at those outside."""
     inside: Any = None
@@ -232,7 +229,7 @@ _REDUCED = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
 def _scattered(
-    emit: _Emit,
+    emit: Emit,
     self: relax.Expr,
     dim: int,
     index: relax.Expr,

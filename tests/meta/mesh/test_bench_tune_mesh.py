@@ -1,26 +1,15 @@
 """The script that sets the tuner's choice for a program on a mesh beside measuring everything: its small form."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
+import bench_tune_mesh as script
 import pytest
 
 from tvm_axe.layout import Mesh
 from tvm_axe.meta.mesh import best_schedule, space
 
 
-@pytest.fixture
-def script(monkeypatch):
-    path = Path(__file__).parents[3] / "scripts" / "bench_tune_mesh.py"
-    spec = importlib.util.spec_from_file_location("bench_tune_mesh", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_both_choices_side_by_side(script, monkeypatch, tmp_path):
+def test_both_choices_side_by_side(monkeypatch, tmp_path):
     """Of a space that is cut to the schedules of two, and what overlaps in these."""
     monkeypatch.setattr(space, "SCHEDULES", 2)
     case = script.case_of("mlp", "test", Mesh({"tp": 2}), "threads")
@@ -38,7 +27,7 @@ def test_both_choices_side_by_side(script, monkeypatch, tmp_path):
     assert same or f"{abs(choice['ours_ms'] / choice['peer_ms'] - 1):.1%} " in text or "faster" in text
 
 
-def test_a_side_that_has_records_is_refused(script, monkeypatch, tmp_path, capsys):
+def test_a_side_that_has_records_is_refused(monkeypatch, tmp_path, capsys):
     (tmp_path / "records").touch()
     monkeypatch.setattr(sys, "argv", ["bench_tune_mesh.py", "--work-dir", str(tmp_path)])
     with pytest.raises(SystemExit):

@@ -1,0 +1,43 @@
+"""Formulas in operators of Relax that importers share.
+
+A formula takes what emits a value that is read more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+from tvm.relax import op
+
+__all__ = ["Emit", "elu", "expm1", "number", "wide"]
+
+Emit = Callable[[relax.Expr], relax.Var]
+
+
+def number(value: float, like: relax.Expr) -> relax.Expr:
+    """A number in the type of a value."""
+    return relax.const(value, str(like.ty.dtype))
+
+
+def wide(emit: Emit, *values: relax.Expr) -> list[relax.Var]:
+    """Values of 16 bits in float32; others as they are."""
+    halves = ("float16", "bfloat16")
+    return [emit(op.astype(each, "float32") if str(each.ty.dtype) in halves else each) for each in values]
+
+
+def expm1(emit: Emit, value: relax.Expr) -> relax.Expr:
+    """exp(x) - 1, by the hyperbolic tangent of the half where the exponential is near 1, and would cancel it."""
+    (x,) = wide(emit, value)
+    one = number(1, x)
+    half = emit(op.tanh(op.multiply(x, number(0.5, x))))
+    near = op.divide(op.multiply(half, number(2, x)), op.subtract(one, half))
+    return op.where(op.less(op.abs(x), one), near, op.subtract(op.exp(x), one))
+
+
+def elu(emit: Emit, value: relax.Expr, alpha: float, scale: float, input_scale: float) -> relax.Expr:
+    """The value times scale where it is positive, alpha * scale * (exp(value * input_scale) - 1) where it isn't."""
+    (x,) = wide(emit, value)
+    below = expm1(emit, emit(op.multiply(x, number(input_scale, x))))
+    above = op.multiply(x, number(scale, x))
+    return op.where(op.greater(x, number(0, x)), above, op.multiply(below, number(alpha * scale, x)))
