@@ -1,14 +1,10 @@
 """Random programs of a mesh, beside the interpreter; scripts/fuzz_tiles.py --mesh runs as many as one likes."""
 
-from collections import Counter
-
 import pytest
 from generator_mesh import MISTAKES, drawn, judge, results
 from interpreter import Fault
 
-from tvm_axe import tile
 from tvm_axe.collective import launch
-from tvm_axe.errors import TileError
 from tvm_axe.layout import Mesh
 
 
@@ -21,15 +17,9 @@ def test_random_programs(devices, programs):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_random_mistakes_are_caught(mistake):
-    """Each by the interpreter, whatever the order; many of them when they are read, too."""
-    caught: Counter[str] = Counter()
+    """Each by the interpreter, whatever the order; when they are read, they are refused (test_clocks.py)."""
     for seed in range(20):
         made = drawn(seed, 3, mistake)
         with pytest.raises(Fault):
             for order in range(6):
                 results(made, order, None, checked=False)
-        try:
-            tile.read(made.func)
-        except TileError:
-            caught["read"] += 1
-    assert caught["read"] or mistake == "wait"

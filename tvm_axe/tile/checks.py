@@ -16,6 +16,7 @@ from tvm import ir, sym, tirx
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.atomics import is_swap
+from tvm_axe.tile.clocks import check_order
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.joining import check_joins
 from tvm_axe.tile.keys import ORDERED
@@ -66,6 +67,7 @@ def check(program: TileProgram) -> None:
     check_blocks(program)
     check_peers(program)
     check_meeting(program)
+    check_order(program)
 
 
 def check_atomics(program: TileProgram) -> None:

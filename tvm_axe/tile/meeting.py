@@ -7,39 +7,12 @@ right program ends in every order, one order in which it does not is enough to r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from tvm import tirx
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Signal, Wait
-from tvm_axe.tile.points import evaluate
+from tvm_axe.tile.events import BUDGET, Event, Events, Flag, Unknown, blocks_at, places_in
+from tvm_axe.tile.nodes import Signal, Wait
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.walking import walk
-
-BUDGET = 20_000
-"""The most steps of all blocks of all devices that are gone through, a fraction of a second's worth."""
-
-_Flag = tuple[Tile, int, tuple[int, ...]]
-"""A flag: the tensor, the device whose it is, and its place; -1 for a mesh tensor, which is everybody's."""
-
-
-class _Unknown(Exception):
-    """Data decides who waits or signals, or there is too much of it."""
-
-
-@dataclass(frozen=True)
-class _Event:
-    """A wait or a signal of one block, on flags of known places, with a known value."""
-
-    node: Wait | Signal
-    flags: tuple[_Flag, ...]
-    value: int
-    where: str
 
 
 @dataclass(frozen=True)
@@ -85,12 +58,20 @@ def find_stuck(program: TileProgram, serial: bool = False) -> Stuck | None:
     }
     if not judged:
         return None
-    try:
-        lanes = _Walk(program, judged).lanes(serial)
-    except _Unknown:
+    count = places_in(program)
+    if not 0 < count * program.devices * len(program.body) <= BUDGET:
         return None
-    flags: dict[_Flag, int] = {}
-    left = [list(reversed(lane)) for lane in lanes]
+    lanes: dict[tuple[int, int], list[Event]] = {}
+    events = Events(program, judged)
+    try:
+        for number in range(count):
+            for block in blocks_at(program, number):
+                lane = lanes.setdefault((block.device, 0 if serial else number), [])
+                lane += [event for event in events.of(block) if isinstance(event, Event)]
+    except Unknown:
+        return None
+    flags: dict[Flag, int] = {}
+    left = [lanes[key][::-1] for key in sorted(lanes)]
     while sum(_advance(lane, flags) for lane in left):
         pass
     waiting = next((lane[-1] for lane in left if lane), None)
@@ -104,7 +85,7 @@ def find_stuck(program: TileProgram, serial: bool = False) -> Stuck | None:
     return Stuck(waiting.node, waiting.where, text, next(setters, None))
 
 
-def _advance(lane: list[_Event], flags: dict[_Flag, int]) -> bool:
+def _advance(lane: list[Event], flags: dict[Flag, int]) -> bool:
     """Take a lane's next events, which are at its end, as far as it gets; whether it got anywhere."""
     before = len(lane)
     while lane:
@@ -118,72 +99,6 @@ def _advance(lane: list[_Event], flags: dict[_Flag, int]) -> bool:
             elif node.reset:
                 flags[flag] = 0
     return len(lane) < before
-
-
-class _Walk:
-    """The events of every block, in order."""
-
-    def __init__(self, program: TileProgram, judged: set[Tile]) -> None:
-        self.program, self.judged, self.left = program, judged, BUDGET
-        self.counts = {
-            scalar: np.asarray(1) for scalar in program.scalars if "int" in str(scalar.ty)
-        }  # what is given counts as 1 where it is a value
-        self.meets = {
-            node for node in program.nodes() if any(isinstance(inner, Wait | Signal) for inner in walk((node,)))
-        }
-
-    def lanes(self, serial: bool) -> list[list[_Event]]:
-        """The events of what runs in order: of each device's blocks, or of each device."""
-        extents = [extent for _, extent in self.program.grid]
-        if not all(isinstance(extent, int) for extent in extents):
-            raise _Unknown
-        lanes: list[list[_Event]] = []
-        for device in range(self.program.devices):
-            blocks = []
-            for point in np.ndindex(*extents):
-                values: dict[tirx.Var, Any] = {var: np.asarray(x) for (var, _), x in zip(self.program.grid, point)}
-                named = [f"{var.name}={x}" for (var, _), x in zip(self.program.grid, point)]
-                if self.program.device is not None:
-                    values[self.program.device] = np.asarray(device)
-                    named.insert(0, f"{self.program.device.name}={device}")
-                blocks.append(list(self.events(self.program.body, values, device, ", ".join(named))))
-            lanes += [[event for block in blocks for event in block]] if serial else blocks
-        return lanes
-
-    def events(self, body: Sequence[Node], values: dict[tirx.Var, Any], device: int, where: str) -> Iterator[_Event]:
-        for node in body:
-            self.left -= 1
-            if self.left < 0:
-                raise _Unknown
-            if isinstance(node, Let):
-                values[node.var] = evaluate(node.value, values)
-            elif node not in self.meets:
-                continue
-            elif isinstance(node, Branch):
-                holds = self.known(node.condition, values)
-                yield from self.events(node.then if holds else node.otherwise, values, device, where)
-            elif isinstance(node, Loop):
-                if node.until is not None:
-                    raise _Unknown
-                start = self.known(node.start, values)
-                for step in range(self.known(node.extent, values)):
-                    values[node.var] = np.asarray(start + step)
-                    yield from self.events(node.body, values, device, where)
-            elif isinstance(node, Wait | Signal) and node.flags.tile in self.judged:
-                first = [self.known(index, values) for index in node.flags.start]
-                home = -1 if node.flags.tile.is_mesh else device
-                flags = tuple(
-                    (node.flags.tile, home, tuple(f + o for f, o in zip(first, offsets)))
-                    for offsets in np.ndindex(*node.flags.extents)
-                )
-                yield _Event(node, flags, self.known(node.value, {**self.counts, **values}), where)
-
-    def known(self, expr: Any, values: dict[tirx.Var, Any]) -> int:
-        """The value of an expression that all must know."""
-        found = evaluate(expr, values)
-        if found is None:
-            raise _Unknown
-        return int(found)
 
 
 def check_meeting(program: TileProgram) -> None:

@@ -1,9 +1,10 @@
 """What a program does to the slabs of other devices: whether its waits and signals can order that at all.
 
 A device's peers run beside it. So what they have written is there once one of them has said so, and what is stored to
-them is theirs once they have been told. Which flag says which, the tests' interpreter judges; a program in which no
-wait comes before such a load, or no signal behind such a store, is refused here. A device's own slab may be loaded from
-before any wait, where peers store to other elements, or wait themselves before they do: an exchange in place.
+them is theirs once they have been told. Which flag says which, `tvm_axe.tile.clocks` finds where it is known; a program
+in which no wait comes before such a load, or no signal behind such a store, is refused here, whatever its indices are.
+A device's own slab may be loaded from before any wait, where peers store to other elements, or wait themselves before
+they do: an exchange in place.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tvm_ffi
-from tvm import ir
 
 from tvm_axe.errors import TileError
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.events import LOADS, boxes
 from tvm_axe.tile.nodes import (
     Assign,
     Branch,
@@ -119,18 +119,9 @@ class _Order:
                 tile = self.tiles[access.buffer]
                 if tile.is_mesh:
                     yield _Touch(tile, tuple(access.indices), (1,) * len(tile.shape), access.stores)
-        elif isinstance(node, Copy | Fill):
-            for region in node.regions:
-                if region.tile.is_mesh:
-                    yield _Touch(region.tile, region.start, region.extents, region is node.dst)
-        loads: list[ir.TensorLoad] = []
-        for expression in node.scalars:
-            if not isinstance(expression, int):
-                tvm_ffi.structural_walk(expression, (ir.TensorLoad, loads.append))
-        for load in loads:
-            tile = self.tiles[load.source]
-            if tile.is_mesh:
-                yield _Touch(tile, tuple(load.indices), (1,) * len(tile.shape), False)
+        for region, how in boxes(node, self.tiles):
+            if region.tile.is_mesh:
+                yield _Touch(region.tile, region.start, region.extents, how != LOADS)
 
     def body(self, nodes: tuple[Node, ...], pending: _Pending) -> _Pending:
         for node in nodes:
