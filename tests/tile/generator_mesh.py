@@ -27,7 +27,7 @@ POISON = -77
 ORDERS = 3
 """Orders in which the interpreter runs a program, besides one block of a device at a time."""
 
-MISTAKES = ("wait", "signal", "peer")
+MISTAKES = ("wait", "signal", "peer", "early", "unordered")
 """What a program can be drawn with left out, or done wrong, in its last phase."""
 
 
@@ -118,9 +118,7 @@ class _MeshMaker:
         left_out = _last_other(shifts) if mistake else None
         for shift, (peer, _, condition) in meetings.items():
             lines = [f"tile.copy(total, to{phase}[{peer}, me, i * {split}, 0])"]
-            if not (mistake == "signal" and shift == left_out):
-                told = f"({peer} + 1) % {devices}" if mistake == "peer" and shift == left_out else peer
-                lines.append(f"tile.signal(flags{phase}[{told}, {slot}, i], add={counts})")
+            self.tell(lines, f"flags{phase}", peer, f"{slot}, i", counts, mistake if shift == left_out else None)
             self.put(condition, lines)
         reset = self.rng.random() < 0.5
         if counts and mistake != "wait":
@@ -142,17 +140,24 @@ class _MeshMaker:
         for shift in shifts:
             peer = f"(me + {shift}) % {devices}"
             place = f"i * {split}:i * {split} + {split}, 0:{n}"
+            lines = [f"tile.atomic_add(total, {held}[{peer}, {place}])"]
             if self.rng.random() < 0.5:
-                self.lines.append(f"tile.atomic_add(total, {held}[{peer}, {place}])")
-            else:
-                self.lines.append(f"with tile.parallel({split}, {n}) as (r, c):")
-                self.lines.append(f"    tile.atomic_add(total[r, c], {held}[{peer}, i * {split} + r, c])")
-            if not (mistake == "signal" and shift == left_out):
-                told = f"({peer} + 1) % {devices}" if mistake == "peer" and shift == left_out else peer
-                self.lines.append(f"tile.signal(flags{phase}[{told}, i], add=True)")
+                added = f"tile.atomic_add(total[r, c], {held}[{peer}, i * {split} + r, c])"
+                lines = [f"with tile.parallel({split}, {n}) as (r, c):", f"    {added}"]
+            self.tell(lines, f"flags{phase}", peer, "i", True, mistake if shift == left_out else None)
+            self.lines += lines
         if mistake != "wait":
             self.lines.append(f"tile.wait(flags{phase}[me, i], {len(shifts)}, reset={self.rng.random() < 0.5})")
         self.lines += self.taking(f"{held}[me, i * {split}, 0]")
+
+    def tell(self, lines: list[str], flags: str, peer: str, place: str, add: bool, mistake: str | None) -> None:
+        """Have a peer told what the lines do."""
+        told = f"({peer} + 1) % {self.devices}" if mistake == "peer" else peer
+        ordered = ", ordered=False" if mistake == "unordered" else ""
+        if mistake != "signal":
+            lines.insert(
+                0 if mistake == "early" else len(lines), f"tile.signal({flags}[{told}, {place}], add={add}{ordered})"
+            )
 
     def hand_on(self, phase: int, mistake: str | None) -> None:
         """Have a loop store rows to a peer through a few slots, each of which the peer gives back once it has read."""
@@ -179,13 +184,16 @@ class _MeshMaker:
         send = [
             *([] if mistake == "wait" else wait),
             f"tile.copy(total, to{phase}[{peer}, {t} % {slots}, i * {split}, 0])",
-            f"tile.signal(full{phase}[{peer}, {place}], {turn}, add={counts})",
+            f"tile.signal(full{phase}[{peer}, {place}], {turn}, add={counts}, ordered={mistake != 'unordered'})",
         ]
         given = f"({source} + 1) % {devices}" if mistake == "peer" else source
+        taking = self.taking(f"to{phase}[me, {t} % {slots}, i * {split}, 0]")
+        back_given = (
+            [f"tile.signal(free{phase}[{given}, {place}], {turn}, add={counts})"] if mistake != "signal" else []
+        )
         receive = [
             f"tile.wait(full{phase}[me, {place}], {full})",
-            *self.taking(f"to{phase}[me, {t} % {slots}, i * {split}, 0]"),
-            *([] if mistake == "signal" else [f"tile.signal(free{phase}[{given}, {place}], {turn}, add={counts})"]),
+            *(back_given + taking if mistake == "early" else taking + back_given),
         ]
         first = [f"tile.signal(free{phase}[{source}, 0:{slots}, i], ordered={self.rng.random() < 0.5})"]
         first = first if way == "given first" else []
