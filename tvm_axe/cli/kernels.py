@@ -96,7 +96,8 @@ def _paragraph(kernel: Kernel, target: Target) -> str:
     problem = kernel.cases[0]
     lines = [f"{kernel.name}: {kernel.summary}", f"  for {described(problem)} {problem['dtype']}"]
     for name, values in kernel.parameters(target, problem).items():
-        lines.append(f"    {name:<10} {values[0]}, or {', '.join(map(str, values[1:]))}")
+        others = ", or " * (len(values) > 1) + ", ".join(map(str, values[1:]))
+        lines.append(f"    {name:<10} {values[0]}{others}")
     return "\n".join(lines)
 
 
