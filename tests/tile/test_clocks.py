@@ -184,7 +184,7 @@ def test_blocks_of_one_device() -> None:
 
         return summed
 
-    tile.read(summed(1))
+    assert clocks.check_order(tile.read(summed(1))) == "all 4 blocks are in order"
     refused(summed(2), "parts[0, 0] is loaded from", "is stored to")
 
 
@@ -211,7 +211,22 @@ def test_what_data_decides_is_left_out() -> None:
                     tile.copy(to[me, d, r, 0], part)
                     tile.copy(part, y[d, r, 0])
 
-    assert tile.read(sent).devices == 2
+    assert tile.explain(sent, "llvm").splitlines()[-2:] == [
+        "flags",
+        "    all 2 blocks are in order, but for what data decides",
+    ]
+
+
+def test_what_others_set_orders_anything() -> None:
+    @T.prim_func
+    def taken(parts: T.Buffer((4, 64), "float32"), arrived: T.Buffer((4,), "int32"), y: T.Buffer((4, 64), "float32")):
+        with tile.kernel(4) as i:
+            part = tile.fragment((1, 64), "float32")
+            tile.wait(arrived[i])
+            tile.copy(parts[i, 0], part)
+            tile.copy(part, y[i, 0])
+
+    assert clocks.check_order(tile.read(taken)) == "not judged: others than the program set arrived"
 
 
 def test_of_very_many_blocks_some_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +255,8 @@ def test_of_very_many_blocks_some_are_run(monkeypatch: pytest.MonkeyPatch) -> No
 
         return swapped
 
-    tile.read(swapped(1000, -1))
+    said = clocks.check_order(tile.read(swapped(1000, -1)))
     assert 100 < ran.pop() < 1500
+    assert re.fullmatch(r"\d+ of 2000 blocks are in order, until they wait for others", said)
     for wrong in (0, 20, 999):
         refused(swapped(1000, wrong), f"i={wrong}", "in no order")

@@ -47,8 +47,12 @@ BUDGET = 4_000
 """The most steps of blocks that are run with what they touch."""
 
 
-def check_order(program: TileProgram) -> None:
+def check_order(program: TileProgram) -> str:
     """Refuse a program that touches elements, or sets flags, in no order where one is needed.
+
+    Returns
+    -------
+    How far that is known, in words; empty for a program that waits for nothing.
 
     Raises
     ------
@@ -59,15 +63,20 @@ def check_order(program: TileProgram) -> None:
     """
     waited = {node.flags.tile for node in program.nodes() if isinstance(node, Wait)}
     signalled = {node.flags.tile for node in program.nodes() if isinstance(node, Signal)}
-    if not waited or waited - signalled:
-        return  # what others than the program say may order anything
+    if not waited:
+        return ""
+    if waited - signalled:  # what these say may order anything
+        return f"not judged: others than the program set {', '.join(sorted(tile.name for tile in waited - signalled))}"
+    count = places_in(program)
+    if not count:
+        return "not judged: the grid has no constant extents"
     flags = waited | signalled
     stored = {tile for node in program.nodes() for tile in node.writes}
     touched = {tile for tile in program.params if (tile.is_mesh or tile in stored) and tile not in flags}
-    count, events = places_in(program), Events(program, flags, touched, BUDGET)
+    events = Events(program, flags, touched, BUDGET)
     blocks: list[Block] = []
     lanes: list[list[Event | Touch]] = []
-    for number in dict.fromkeys((0, count - 1, *range(count)) if count else ()):
+    for number in dict.fromkeys((0, count - 1, *range(count))):
         if events.left < 0:
             break
         for block in blocks_at(program, number):
@@ -75,7 +84,12 @@ def check_order(program: TileProgram) -> None:
             lanes.append([])
             with contextlib.suppress(Unknown):  # what comes before it is known
                 lanes[-1].extend(events.of(block))
-    _Run(blocks, program.devices).run(lanes)
+    ended = _Run(blocks, program.devices).run(lanes)
+    all_blocks = count * program.devices
+    said = f"{'all' if len(blocks) == all_blocks else f'{len(blocks)} of'} {all_blocks} blocks are in order"
+    if events.left < 0 or not ended:
+        return f"{said}, until they wait for others"
+    return f"{said}, but for what data decides" if events.data_decides else said
 
 
 class _Touched:
@@ -122,10 +136,12 @@ class _Run:
         self.set_by: dict[Flag, tuple[int, int, Event]] = {}
         self.touched: dict[tuple[Tile, int], _Touched] = {}
 
-    def run(self, lanes: Sequence[Sequence[Event | Touch]]) -> None:
+    def run(self, lanes: Sequence[Sequence[Event | Touch]]) -> bool:
+        """Run what each block does, as far as they get; whether all end."""
         left = [list(reversed(lane)) for lane in lanes]
         while sum(self.advance(thread, lane) for thread, lane in enumerate(left)):
             pass
+        return not any(left)
 
     def advance(self, thread: int, lane: list[Event | Touch]) -> bool:
         """Take a block's next events, which are at its end, as far as it gets; whether it got anywhere."""

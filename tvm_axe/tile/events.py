@@ -159,12 +159,15 @@ class Events:
     ----------
     left : int
         How many of these are left; less than 0 where there were too few.
+    data_decides : bool
+        Whether something was left out, as data says where it is, or whether it is done.
     """
 
     def __init__(
         self, program: TileProgram, judged: Collection[Tile], touched: Collection[Tile] = (), budget: int = BUDGET
     ) -> None:
         self._program, self._judged, self._touched, self.left = program, judged, touched, budget
+        self.data_decides = False
         self._tiles = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
         self._counts = {
             scalar: np.asarray(1) for scalar in program.scalars if "int" in str(scalar.ty)
@@ -191,7 +194,11 @@ class Events:
         Unknown
             Data decides about what comes next, or it is more than the budget's steps.
         """
-        return self._body(self._program.body, dict(block.values), block)
+        try:
+            yield from self._body(self._program.body, dict(block.values), block)
+        except Unknown:
+            self.data_decides = self.data_decides or self.left >= 0
+            raise
 
     def _body(self, body: Sequence[Node], values: dict[tirx.Var, Any], block: Block) -> Iterator[Event | Touch]:
         for node in body:
@@ -223,6 +230,7 @@ class Events:
         elif node in self._touches:
             truth = evaluate(node.condition, values)
             if truth is None:
+                self.data_decides = True
                 return
             holds = bool(truth)
         else:
@@ -230,11 +238,13 @@ class Events:
         yield from self._body(node.then if holds else node.otherwise, values, block)
 
     def _loop(self, node: Loop, values: dict[tirx.Var, Any], block: Block) -> Iterator[Event | Touch]:
+        if node not in self._meets and node not in self._touches:
+            return
         start, extent = (evaluate(each, values) for each in (node.start, node.extent))
-        if node in self._meets:
-            if start is None or extent is None or node.until is not None:
+        if start is None or extent is None or node.until is not None:
+            self.data_decides = True
+            if node in self._meets:
                 raise Unknown
-        elif node not in self._touches or start is None or extent is None or node.until is not None:
             return
         for step in range(int(extent)):
             values[node.var] = np.asarray(int(start) + step)
@@ -242,7 +252,9 @@ class Events:
 
     def _box(self, node: Node, region: Region, how: str, values: dict[tirx.Var, Any], block: Block) -> Iterator[Touch]:
         first = [evaluate(index, values) for index in region.start]
-        if all(index is not None for index in first):
+        if any(index is None for index in first):
+            self.data_decides = True
+        else:
             low = np.array([int(index) for index in first], "int64")
             ends = zip(low, region.extents, region.tile.shape)
             high = np.array([min(a + n, size) if isinstance(size, int) else a + n for a, n, size in ends], "int64")
@@ -254,7 +266,11 @@ class Events:
         self.left -= math.prod(node.extents) // POINTS
         for access in accesses(node, {var: value for var, value in values.items() if value is not None}):
             tile = self._tiles[access.buffer]
-            if tile in self._touched and access.known and access.guard.exact and access.guard.mask.any():
+            if tile not in self._touched:
+                continue
+            if not (access.known and access.guard.exact):
+                self.data_decides = True
+            elif access.guard.mask.any():
                 where = np.stack(access.where)[:, access.guard.mask]
                 low, high = where.min(axis=1), where.max(axis=1) + 1
                 distinct = np.unique(np.ravel_multi_index(tuple(where - low[:, None]), tuple(high - low)))

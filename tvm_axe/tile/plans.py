@@ -12,6 +12,7 @@ from typing import get_args
 
 from tvm.target import Target
 
+from tvm_axe.tile.clocks import check_order
 from tvm_axe.tile.nodes import Loop, Node
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
@@ -91,7 +92,7 @@ class Plan:
         return None
 
     def explain(self) -> str:
-        """The knobs, what is assumed and every decision, a line each, with its reason; the kernel's first."""
+        """The knobs, what is assumed, every decision with its reason, the kernel's first, and what flags order."""
         lines: list[str] = ["knobs"] if self.program.knobs else []
         for setting in self.program.knobs:
             lines.append(f"    {setting}  ({setting.reason}; {setting.knob})")
@@ -100,6 +101,8 @@ class Plan:
         for group in GROUPS:
             found = [f"    {decision}" for decision in self.decisions if decision.group == group]
             lines += [group, *found] if found else []
+        order = check_order(self.program)
+        lines += ["flags", f"    {order}"] if order else []
         return "\n".join(lines)
 
 
