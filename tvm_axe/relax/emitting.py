@@ -134,12 +134,15 @@ class _Function:
         self.steps = fused(steps_of(chosen, module.operators, mover), self.results, mover, module.meets)
         touches = [(step, each) for step in self.steps for each in step.touches()]
         self.crossing = {each.spot for step, each in touches if step.kind or each.view != SLAB}
-        self.last = {each.spot: at for at, step in enumerate(self.steps) for each in step.touches()}
+        last = {each.spot: at for at, step in enumerate(self.steps) for each in step.touches()}
         self.roots: dict[Spot, Spot] = {}  # in whose place another is left
         for step in self.steps:
             for old, new in zip(step.over, step.outs):
                 self.roots[new] = self.roots.get(old, old)
-                self.last.pop(old, None)  # the place is free behind the last use of what is left there last
+                last.pop(old, None)  # the place is free behind the last use of what is left there last
+        self.last: dict[int, list[Spot]] = {}  # of which values a step is the last use
+        for spot, at in last.items():
+            self.last.setdefault(at, []).append(spot)
         seen = {root for new, root in self.roots.items() if self.crossing & {new, root}}
         self.crossing |= seen.union(new for new, root in self.roots.items() if root in seen)
 
@@ -221,9 +224,9 @@ class _Function:
 
     def _released(self, at: int) -> None:
         """Give back the tensors of the mesh of which this was the last use."""
-        for spot, last in self.last.items():
+        for spot in self.last.get(at, ()):
             buffer = self.buffers.get(spot)
-            if last != at or buffer is None or buffer.placed is None or spot in self.results:
+            if buffer is None or buffer.placed is None or spot in self.results:
                 continue
             root = self.roots.get(spot, spot)
             # In the place of a result or of what the caller brings nothing else may be left.
