@@ -123,6 +123,8 @@ class _Function:
         self.views: dict[tuple[str, str], relax.Var] = {}
         self.slots: dict[tuple[Shape, str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
+        # By functions and how many of their parameters are taken: what is called, and what they take beside tensors.
+        self.started: dict[tuple[tirx.PrimFunc, int], tuple[tvm.ir.GlobalVar, list[relax.Var], list[tirx.Var]]] = {}
         self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.ranks}
         touched = [name for node in self.graph.nodes for name in (*node.takes, node.makes) if name]
         self.places = {name: relax.Var(f"{name}_at", tvm.ir.PrimType("int64")) for name in touched}
@@ -265,11 +267,14 @@ class _Function:
 
     def _start(self, func: tirx.PrimFunc, name: str, ins: Sequence[relax.Expr], outs: Sequence[relax.Expr]) -> None:
         """Call a function of tensors, of the device's coordinates that it uses, and of sizes that it must be told."""
-        ranks = self.module.ranks
-        func, sizes = with_own_sizes(func, list(self.graph.sizes.values()))
-        func, asked = with_coordinates(func, len(ins), list(ranks.values()))
-        own = [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
-        self.builder.emit(relax.Call(self.module.kernel(func, name), [*ins, *own, *outs, *sizes]))
+        if (func, len(ins)) not in self.started:
+            ranks = self.module.ranks
+            whole, sizes = with_own_sizes(func, list(self.graph.sizes.values()))
+            whole, asked = with_coordinates(whole, len(ins), list(ranks.values()))
+            own = [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
+            self.started[func, len(ins)] = self.module.kernel(whole, name), own, sizes
+        kernel, own, sizes = self.started[func, len(ins)]
+        self.builder.emit(relax.Call(kernel, [*ins, *own, *outs, *sizes]))
 
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
         """A call of something else than TensorIR, on whole values."""
