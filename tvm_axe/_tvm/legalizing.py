@@ -61,7 +61,7 @@ _Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 def _legalized() -> dict[str, None]:
     """The operators that upstream makes functions."""
     names = [str(name) for name in ir.Op.list_op_names() if str(name).startswith("relax.")]
-    return {name: None for name in names if ir.Op.get(name).has_attr("FLegalize")}
+    return {name: None for name in names if ir.Op.get(name).get_attr("FLegalize") is not None}
 
 
 def _by_upstream(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
