@@ -40,7 +40,7 @@ class _Nest(NamedTuple):
 
     @staticmethod
     def of(nest: tirx.Stmt) -> _Nest:
-        """What there is to be known of a nest."""
+        """Return what there is to be known of a nest."""
         blocks = nested_blocks(nest)
         seen = [inner for block in blocks for inner in all_blocks(block.block)]
         below = [block for block in all_blocks(nest) if not any(block.same_as(other) for other in seen)]
@@ -49,7 +49,7 @@ class _Nest(NamedTuple):
         return _Nest([(block, reads_of(block.block)) for block in blocks], below, [store.buffer for store in stored])
 
     def touched(self) -> set[tirx.Buffer]:
-        """The buffers that it reads or writes, as far as it says so."""
+        """Return the buffers that it reads or writes, as far as it says so."""
         regions = [region for block, reads in self.blocks for region in (*reads, *block.block.writes)]
         regions += [region for block in self.below for region in (*block.reads, *block.writes)]
         return {*self.stored, *(region.source for region in regions)}
