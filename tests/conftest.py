@@ -5,6 +5,7 @@ programs with references, and their judge.
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -102,6 +103,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         first = ["alone", *LONG]
         items.sort(key=lambda item: first.index(place) if (place := _place(item.nodeid)) in first else len(first))
+
+
+# ---- Work -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def python_calls() -> Callable[[Callable[[], object]], int]:
+    """How many calls in Python a function leads to: how much there is to do, whatever else the machine does."""
+
+    def count(function: Callable[[], object]) -> int:
+        made, before = 0, sys.getprofile()
+
+        def on_event(_frame: FrameType, event: str, _arg: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        sys.setprofile(on_event)
+        try:
+            function()
+        finally:
+            sys.setprofile(before)
+        return made
+
+    return count
 
 
 # ---- Goldens: `pytest --refresh-goldens` ---------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Which parameters are given, and which are left with a result."""
 
 import pytest
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.analysis.directions import Direction, directions
@@ -37,6 +37,27 @@ PART = {
     "rows of two": ((8, 4), lambda i, j: (i // 4, j)),
     "a plane": ((2, 8, 4), lambda i, j: (1, i, j)),
 }
+
+
+def split(parts) -> tirx.PrimFunc:
+    """A function of as many nests as it has outputs."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((parts, 8), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.split(x, parts)))
+    (func,) = [
+        func
+        for _, func in relax.transform.LegalizeOps()(builder.get()).functions_items()
+        if isinstance(func, tirx.PrimFunc)
+    ]
+    return func
+
+
+def test_work_grows_with_the_parameters(python_calls):
+    found = []
+    few, many, more = (python_calls(lambda n=n: found.append(directions(split(n)))) for n in (16, 32, 64))
+    assert found[2] == (IN, *[OUT] * 64)
+    assert more - many < 2.3 * (many - few)
 
 
 @pytest.mark.parametrize("name", WHOLE)

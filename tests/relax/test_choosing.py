@@ -65,10 +65,12 @@ def test_states_that_a_cheaper_one_reaches_by_moves_are_dropped(most: int, monke
     forms = [WHOLE, Form(partial="sum"), Form(0, Share.blocks(16, 2)), Form(1, Share.blocks(32, 2))]
     ways = [frozenset(each) for n in (1, 2) for each in itertools.combinations(forms, n)]
     rng = random.Random(0)
-    states = {state: (rng.random() * 2e-6,) for state in itertools.product(ways, ways)}
+    numbered = {search.moving.number(each): each for each in ways}
+    states = {state: (rng.random() * 2e-6,) for state in itertools.product(numbered, numbered)}
 
-    def reaches(value: int, have: frozenset[Form], want: frozenset[Form]) -> float:
-        made = ([search._move(each, form, value) for each in have] for form in want - have)
+    def reaches(value: int, one: int, other: int) -> float:
+        have, want = numbered[one], numbered[other]
+        made = ([search.moving.between(value, each, form) for each in have] for form in want - have)
         return sum(min((how.seconds for how in each if how is not None), default=float("inf")) for each in made)
 
     kept: list[Any] = []

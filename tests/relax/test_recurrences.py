@@ -11,7 +11,7 @@ from tvm.relax.frontend import nn
 
 import tvm_axe as axe
 from tvm_axe.collective.engine import HOST
-from tvm_axe.relax import choosing, collecting
+from tvm_axe.relax import choosing, collecting, sharing
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.reading import graph_of, legalized
 
@@ -54,6 +54,22 @@ class ReadingParts(nn.Module):
                 left.append(h)
             x = nn.op.reshape(nn.op.concat(left, dim=0), [self.steps, BATCH, WIDTH])
         return x
+
+
+class Scan(nn.Module):
+    """h = (h + y[t]) * z[t] for each step t, where y = x V and z = x W, and its sums: no step has a weight."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.y, self.z = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        y, z = self.y(x), self.z(x)
+        left, h = [], part(y, 0)
+        for at in range(self.steps):
+            h = (h + part(y, at)) * part(z, at)
+            left.append(nn.op.sum(h, -1, keepdims=True))
+        return nn.op.concat(left, dim=0)
 
 
 def part(x: nn.Tensor, at: int) -> nn.Tensor:
@@ -113,6 +129,52 @@ def test_what_is_equal_is_solved_once(model: Any, sizes: tuple[int, int], solved
         search_for(model(size), 2).solved(0.0, 0.0)
         solved.append(sum(solved_calls))
     assert solved[1] < 1.3 * solved[0]
+
+
+def test_what_has_no_weight_is_solved_once_for_all_prices_of_weights(solved_calls: list[int]) -> None:
+    spec = {"x": nn.spec.Tensor([24, BATCH, WIDTH], "float32")}
+    search = search_for(Scan(24).export_tvm({"forward": spec})[0], 2)
+    search.solved(1e-10, 0.0)
+    first = sum(solved_calls)
+    assert first > 0
+    for price in (1e-9, 1e-8, 1e-7):
+        solved_calls.clear()
+        search.solved(price, 0.0)
+        assert sum(solved_calls) < first / 2
+
+
+@pytest.mark.parametrize("model", [exported, reading_parts])
+def test_the_module_of_a_device_takes_work_that_grows_with_the_steps(
+    model: Any, python_calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, counted = sharing.device_module, []
+
+    def count(*args: Any) -> Any:
+        found: list[Any] = []
+        counted.append(python_calls(lambda: found.append(made(*args))))
+        return found[0]
+
+    monkeypatch.setattr(sharing, "device_module", count)
+    for steps in (16, 32, 64, 128):  # the first has to do what is done once
+        sharing.share_model(model(steps), axe.Mesh({"tp": 2}))
+    assert counted[3] - counted[2] < 2.3 * (counted[2] - counted[1])
+
+
+def test_equal_operators_become_functions_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    call_te, made = relax.BlockBuilder.call_te, []
+
+    def count(self: relax.BlockBuilder, *args: Any, **given: Any) -> Any:
+        made.append(args[0].__name__)
+        return call_te(self, *args, **given)
+
+    monkeypatch.setattr(relax.BlockBuilder, "call_te", count)
+    numbers = []
+    for steps in (4, 32):
+        made.clear()
+        legalized(exported(steps))
+        numbers.append(sum("matmul" not in name for name in made))  # products with transposes are made before
+        assert {"add", "tanh"} <= {*made}
+    assert numbers[1] == numbers[0]
 
 
 def test_devices_read_the_parts_that_one_does() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
+import tvm_ffi
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 
@@ -27,6 +29,8 @@ def legalize_ops() -> ir.transform.Pass:
     compared, as masks are.
     Its `take` reads what is in front of a tensor at negative places, as importers have ``x[:, -1]``; of constants ours
     doesn't. Powers it has of floats alone.
+
+    Equal calls, as a recurrence that is unrolled has them at each step, are made a function once.
     """
     pointwise: dict[str, Callable[..., tirx.Expr]] = {
         "relax.log_add_exp": _log_add_exp,
@@ -36,15 +40,76 @@ def legalize_ops() -> ir.transform.Pass:
     written = {name: _legalizing(name.removeprefix("relax."), formula) for name, formula in pointwise.items()}
     masks = {f"relax.{name}": _of_truth_values(function) for name, function in _TRUTH_VALUES.items()}
     masks |= {f"relax.{name}": _of_truth_values(_as_numbers(function)) for name, function in _COMPARED.items()}
+    ours = {
+        "relax.take": _take,
+        "relax.full": _full,
+        "relax.full_like": _full,
+        "relax.power": _power,
+        **written,
+        **masks,
+    }
+    once = _Once()
     return relax.transform.LegalizeOps(
-        {"relax.take": _take, "relax.full": _full, "relax.full_like": _full, "relax.power": _power, **written, **masks}
+        {name: once.of(ours.get(name, _by_upstream)) for name in {**_legalized(), **ours}}
     )
+
+
+_Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+@functools.cache
+def _legalized() -> dict[str, None]:
+    """The operators that upstream makes functions."""
+    names = [str(name) for name in ir.Op.list_op_names() if str(name).startswith("relax.")]
+    return {name: None for name in names if ir.Op.get(name).get_attr("FLegalize") is not None}
+
+
+def _by_upstream(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return call.op.get_attr("FLegalize")(builder, call)
+
+
+class _Once:
+    """What makes operators functions, of equal calls on variables one: making it again is what takes most of the time.
+
+    Upstream's builder would find it equal. Constants may become part of a function, so their calls are each made one.
+    """
+
+    def __init__(self) -> None:
+        self._builder: relax.BlockBuilder | None = None
+        self._known: dict[int, list[tuple[ir.Array, relax.Call]]] = {}
+
+    def of(self, function: _Legalize) -> _Legalize:
+        def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+            if self._builder is None or not self._builder.same_as(builder):
+                self._builder, self._known = builder, {}  # functions are of another module
+            flat = [each for arg in call.args for each in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
+            if not all(isinstance(each, relax.Var) and isinstance(each.ty, relax.TensorType) for each in flat):
+                return function(builder, call)
+            of = ir.Array([call.op, call.attrs, call.ty, *(arg.ty for arg in call.args)])
+            same = self._known.setdefault(tvm_ffi.structural_hash(of), [])
+            for other, made in same:
+                if tvm_ffi.structural_equal(other, of):
+                    return relax.Call(made.op, [made.args[0], relax.Tuple(flat)], made.attrs, made.ty_args)
+            made = function(builder, call)
+            if _is_of(made, flat):
+                same.append((of, made))
+            return made
+
+        return legalized
+
+
+def _is_of(made: relax.Expr, tensors: list[relax.Expr]) -> bool:
+    """Whether an expression calls a function of TensorIR on these tensors and nothing else."""
+    if not isinstance(made, relax.Call) or not made.op.same_as(ir.Op.get("relax.call_tir")) or len(made.args) != 2:
+        return False
+    given = list(made.args[1].fields)
+    return len(given) == len(tensors) and all(one.same_as(other) for one, other in zip(given, tensors))
 
 
 def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     value, shape = _try_convert_to_scalar_const(call.args[1], python_native=True), call.ty.shape
     if not isinstance(value, float) or math.isfinite(value) or not isinstance(shape, relax.ShapeExpr):
-        return call.op.get_attr("FLegalize")(builder, call)
+        return _by_upstream(builder, call)
     return builder.call_te(topi.full, shape.values, str(call.ty.dtype), value, primfunc_name_hint="full")
 
 
@@ -52,7 +117,7 @@ def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, indices = call.args
     axis, places = call.attrs.axis, indices.value.numpy() if isinstance(indices, ir.GenericConst) else None
     if places is None or not (places < 0).any() or not isinstance(data.ty.shape, relax.ShapeExpr):
-        return call.op.get_attr("FLegalize")(builder, call)
+        return _by_upstream(builder, call)
 
     def taken(source: te.Tensor, given: te.Tensor) -> te.Tensor:
         extent = math.prod(source.shape) if axis is None else source.shape[int(axis)]
@@ -72,7 +137,7 @@ def _of_truth_values(function: Callable[..., te.Tensor]) -> Callable[[relax.Bloc
     def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         of_truth_values = all(str(operand.ty.dtype) == "bool" for operand in call.args)
         if not of_truth_values or not isinstance(call.ty.shape, relax.ShapeExpr):
-            return call.op.get_attr("FLegalize")(builder, call)
+            return _by_upstream(builder, call)
         return builder.call_te(function, *call.args)
 
     return legalized
@@ -82,7 +147,7 @@ def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Powers, of integers by squares: what is more than the type holds wraps around, and 1 / 2 is 0, as in PyTorch."""
     dtype, shape = str(call.ty.dtype), call.ty.shape
     if "int" not in dtype or not isinstance(shape, relax.ShapeExpr):
-        return call.op.get_attr("FLegalize")(builder, call)
+        return _by_upstream(builder, call)
     one, zero = tirx.const(1, dtype), tirx.const(0, dtype)
 
     def computed(base: te.Tensor, exponent: te.Tensor) -> te.Tensor:

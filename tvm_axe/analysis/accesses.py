@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -89,7 +90,12 @@ def leaf_blocks(func: tirx.PrimFunc, sizes: Sizes | None = None) -> list[LeafBlo
     NotAnalysed
         If a statement other than loops stands outside of them, or one can do more than load and store elements.
     """
-    return [_read(block, sizes or {}) for block in _leaves(func.body)]
+    return list(_leaf_blocks(func, tuple((sizes or {}).items())))
+
+
+@lru_cache(maxsize=1024)  # who derives a rule, who costs its ways and who makes one of them ask in turn
+def _leaf_blocks(func: tirx.PrimFunc, sizes: tuple[tuple[tirx.Var, int], ...]) -> tuple[LeafBlock, ...]:
+    return tuple(_read(block, dict(sizes)) for block in _leaves(func.body))
 
 
 def _leaves(stmt: tirx.Stmt) -> list[s_tir.SBlock]:

@@ -6,13 +6,14 @@ whole before anything of it is read; any other is an input, too: what is left of
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import NestedBlock, all_blocks, covers, nested_blocks, reads_of, statements
 from tvm_axe.analysis.elements import Elements, cover, elements
@@ -30,19 +31,46 @@ class Direction(NamedTuple):
     is_output: bool
 
 
+class _Nest(NamedTuple):
+    """A nest: its blocks, each with what it reads; those below something else than loops; and what is stored to."""
+
+    blocks: list[tuple[NestedBlock, list[ir.TensorRegion]]]
+    below: list[s_tir.SBlock]
+    stored: list[tirx.Buffer]
+
+    @staticmethod
+    def of(nest: tirx.Stmt) -> _Nest:
+        """Return what there is to be known of a nest."""
+        blocks = nested_blocks(nest)
+        seen = [inner for block in blocks for inner in all_blocks(block.block)]
+        below = [block for block in all_blocks(nest) if not any(block.same_as(other) for other in seen)]
+        stored: list[tirx.BufferStore] = []
+        tvm_ffi.structural_walk(nest, (tirx.BufferStore, stored.append))
+        return _Nest([(block, reads_of(block.block)) for block in blocks], below, [store.buffer for store in stored])
+
+    def touched(self) -> set[tirx.Buffer]:
+        """Return the buffers that it reads or writes, as far as it says so."""
+        regions = [region for block, reads in self.blocks for region in (*reads, *block.block.writes)]
+        regions += [region for block in self.below for region in (*block.reads, *block.writes)]
+        return {*self.stored, *(region.source for region in regions)}
+
+
 def directions(func: tirx.PrimFunc) -> tuple[Direction, ...]:
     """Return the direction of each parameter of a function of blocks, in order."""
-    nests = statements(func.body.block.body)
-    return tuple(_direction(param, nests) for param in func.params)
+    nests: dict[tirx.Buffer, list[_Nest]] = defaultdict(list)  # a function may have as many nests as parameters
+    for nest in map(_Nest.of, statements(func.body.block.body)):
+        for buffer in nest.touched():
+            nests[buffer].append(nest)
+    return tuple(_direction(param, nests[param]) for param in func.params)
 
 
-def _direction(param: tirx.Buffer, nests: Sequence[tirx.Stmt]) -> Direction:
+def _direction(param: tirx.Buffer, nests: Sequence[_Nest]) -> Direction:
     shape = [int(extent) for extent in param.shape]
     is_output, is_read, written = False, False, list[Elements]()
     for nest in nests:
-        blocks, writers, parts = nested_blocks(nest), list[NestedBlock](), list[Elements | None]()
-        for block in blocks:
-            read = _touches(reads_of(block.block), param)
+        writers, parts = list[NestedBlock](), list[Elements | None]()
+        for block, reads in nest.blocks:
+            read = _touches(reads, param)
             if read and not is_read:
                 done = any(reads_what_is_written(writer, block, param) for writer in writers)
                 is_read = not done and not _are_among([reached(block, each, shape) for each in read], shape, written)
@@ -50,11 +78,11 @@ def _direction(param: tirx.Buffer, nests: Sequence[tirx.Stmt]) -> Direction:
                 writers.append(block)
                 parts += [reached(block, region, shape) for region in _touches(block.block.writes, param)]
         # What stands below something else than loops may not run; what is inside of another block is the other's.
-        seen = [inner for block in blocks for inner in all_blocks(block.block)]
-        below = [block for block in all_blocks(nest) if not any(block.same_as(other) for other in seen)]
-        is_read |= any(_touches(block.reads, param) for block in below) and not cover(shape, written)
-        is_output |= bool(writers) or any(_touches(block.writes, param) for block in below)
-        is_output = is_output or _stores_into(nest, param)  # of blocks that don't say so, as importers' scatters
+        is_read |= any(_touches(block.reads, param) for block in nest.below) and not cover(shape, written)
+        is_output |= bool(writers) or any(_touches(block.writes, param) for block in nest.below)
+        is_output = is_output or any(
+            buffer.same_as(param) for buffer in nest.stored
+        )  # of blocks that don't say so, as importers' scatters
         written += [part for part in parts if part is not None]
     return Direction(is_read or not cover(shape, written), is_output)
 
@@ -71,12 +99,6 @@ def _are_among(read: Sequence[Elements | None], shape: Sequence[int], written: S
 
 def _touches(regions: Sequence[ir.TensorRegion], param: tirx.Buffer) -> list[ir.TensorRegion]:
     return [region for region in regions if region.source.same_as(param)]
-
-
-def _stores_into(nest: tirx.Stmt, param: tirx.Buffer) -> bool:
-    found: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(nest, (tirx.BufferStore, found.append))
-    return any(store.buffer.same_as(param) for store in found)
 
 
 def reached(block: NestedBlock, region: ir.TensorRegion, shape: Sequence[int]) -> Elements | None:

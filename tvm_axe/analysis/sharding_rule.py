@@ -35,6 +35,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from tvm import tirx
@@ -167,7 +168,11 @@ class ShardingRule:
 
     def __getitem__(self, name: str) -> Factor:
         """Return the factor called `name`; KeyError if there is none."""
-        return {factor.name: factor for factor in self.factors}[name]
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Factor]:
+        return {factor.name: factor for factor in self.factors}
 
     def __str__(self) -> str:
         left, right = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -120,6 +120,7 @@ class Share:
     runs: tuple[Run, ...]
 
     @staticmethod
+    @lru_cache(maxsize=4096)
     def whole(extent: int, devices: int) -> Share:
         """Return the share by which every device holds everything."""
         return Share.of([Run(1, extent, 1, (0,) * devices, extent)])

@@ -56,7 +56,7 @@ def _dimension(parts: Dimension, rule: ShardingRule, assigned: Assigned, devices
         if share is None:
             return None
         shares.append(share)
-    return Share.joined(shares)
+    return shares[0] if len(shares) == 1 else Share.joined(shares)
 
 
 def _on_digits(

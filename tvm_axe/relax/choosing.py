@@ -19,13 +19,13 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.relax.chosen import Choice, Chosen, Moved, moves_of, seconds_of
 from tvm_axe.relax.collecting import SearchStep, collected, joined
-from tvm_axe.relax.forms import WHOLE, Form, Move, move
+from tvm_axe.relax.forms import WHOLE, Form
 from tvm_axe.relax.graph import Graph, Node, Value
+from tvm_axe.relax.moving import Moving
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.tradeoffs import Call, Found, Point, fewest_bytes
@@ -47,7 +47,8 @@ TOGETHER = 32
 MOST_FORMS = 24
 """Forms of a value that are tried at most."""
 
-State = tuple[frozenset[Form], ...]
+State = tuple[int, ...]
+"""In which forms each of some values is held, by its number (`tvm_axe.relax.moving`)."""
 
 
 def choose(
@@ -77,8 +78,7 @@ class _Search:
     def __init__(self, graph: Graph, operators: Operators, pinned: Mapping[int, Form]) -> None:
         self.graph, self.operators, self.pinned = graph, operators, pinned
         self.link, self.devices = operators.rates.link, operators.devices
-        # Seconds a byte of weights, and of what is moved beyond the time that it takes.
-        self.price, self.toll = 0.0, 0.0
+        self.price = 0.0  # seconds a byte of weights
         self._solutions: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
         self._numbers: dict[Any, int] = {}  # of segments: equal ones have one
         self.values: Sequence[Value] = graph.values
@@ -86,16 +86,27 @@ class _Search:
         self._spread_forms()
         self.steps, self.values = collected(self.calls, graph.values)
         self.sizes = [dtype_bytes(value.dtype, value.size) for value in self.values]
-        self.itemsizes = [max(1, dtype_bytes(value.dtype, 1)) for value in self.values]
+        self.moving = Moving(self.values, self.devices, self.link)
         self.weights = sum(size for size, value in zip(self.sizes, self.values) if value.kind == "weight")
         self._group()
         self.segments = self._segments()
+        self._weighing: dict[int, bool] = {}
         self._met: dict[Any, list[tuple[float, int, State, Any]]] = {}
-        self._reached: dict[Any, NDArray[np.float64]] = {}
 
     def _moves(self, value: int) -> bool:
         """Whether a value is moved to the form that is wanted; another is placed in it from the start."""
         return self.values[value].kind == "value" or value in self.pinned
+
+    def _is_placed(self, value: int) -> bool:
+        """Whether a value is a weight that lies from the start as it is wanted, so that its price counts."""
+        return self.values[value].kind == "weight" and not self._moves(value)
+
+    def _weighs(self, step: SearchStep) -> bool:
+        """Whether the price of weights makes a difference between ways to make a call: of small ones all is held."""
+        if step.group not in self._weighing:
+            placed = [at for at, v in enumerate(step.ins) if self._is_placed(v)]
+            self._weighing[step.group] = any(way.ins[at] != WHOLE for way in step.strategies for at in placed)
+        return self._weighing[step.group]
 
     # ---- Strategies
 
@@ -157,25 +168,25 @@ class _Search:
 
     # ---- Costs
 
-    def _move(self, source: Form, target: Form, value: int) -> Move | None:
-        of = self.values[value]
-        return move(source, target, of.typical, self.itemsizes[value], self.devices, self.link)
+    def _placed(self, value: int) -> int:
+        """How a value is held from the start."""
+        return self.moving.number(frozenset({self.pinned.get(value, WHOLE)}))
 
-    def _met_by(self, step: SearchStep, held: State, needed: Sequence[int]) -> list[tuple[float, int, State, Any]]:
+    def _met_by(
+        self, step: SearchStep, held: State, needed: Sequence[int], price: float
+    ) -> list[tuple[float, int, State, Any]]:
         """The ways to make a call: the time, which strategy, what is held after of what it takes and makes, and moves.
 
         Of ways that differ in nothing that is needed later, by its place in what a call takes and makes, the cheapest.
         """
-        key = step.group, held, needed, self.price, self.toll
+        key = step.group, held, needed, price, self.moving.toll
         if key not in self._met:
             best: dict[State, tuple[float, int, State, Any]] = {}
             for at, strategy in enumerate(step.strategies):
-                weights = self.price * sum(
-                    self.sizes[v] * form.fraction()
-                    for v, form in zip(step.ins, strategy.ins)
-                    if self.values[v].kind == "weight" and not self._moves(v)
+                weights = price * sum(
+                    self.sizes[v] * form.fraction() for v, form in zip(step.ins, strategy.ins) if self._is_placed(v)
                 )
-                made = tuple(frozenset({form}) for form in strategy.outs)
+                made = tuple([self.moving.number(frozenset({form})) for form in strategy.outs])
                 for seconds, taken, moves in self._ways(step, strategy, held, needed):
                     after = taken + made
                     kept = tuple([after[place] for place in needed])
@@ -187,7 +198,8 @@ class _Search:
     def _ways(
         self, step: SearchStep, strategy: Strategy, held: State, needed: Sequence[int]
     ) -> list[tuple[float, State, tuple[Any, ...]]]:
-        inside = self.toll * sum(stage.how.bytes for stage in strategy.stages)
+        toll = self.moving.toll
+        inside = toll * sum(stage.how.bytes for stage in strategy.stages)
         ways: list[tuple[float, State, tuple[Any, ...]]] = [(strategy.seconds + inside, held, ())]
         for position, need in enumerate(strategy.ins):
             value = step.ins[position]
@@ -199,31 +211,25 @@ class _Search:
             for seconds, forms, moves in ways:
                 options = list[tuple[float, State, tuple[Any, ...]]]()
                 for target in dict.fromkeys([need, WHOLE] if need.share else [need]):
-                    made = [(found, f) for f in forms[first] if (found := self._move(f, target, value)) is not None]
-                    if not made:
+                    made = self.moving.cheapest(value, forms[first], target)
+                    if made is None:
                         continue
-                    how, source = min(made, key=lambda each: each[0].seconds + self.toll * each[0].bytes)
+                    how = made.how
                     # What is held whole is as good as any share: it's sliced where it is needed.
-                    then = moves + (((first, source, target, how),) if how.kind else ())
+                    then = moves + (((first, made.source, target, how),) if how.kind else ())
                     extra = how.seconds
                     if target != need:
-                        cut = self._move(target, need, value)
+                        cut = self.moving.between(value, target, need)
                         assert cut is not None  # a slice
                         then += ((first, target, need, cut),)
                         extra += cut.seconds
-                    after = self._held_after(step, forms, first, target)
-                    options.append((seconds + extra + self.toll * how.bytes, after, then))
+                    after = tuple([made.after if v == value else f for v, f in zip(step.ins, forms)])
+                    options.append((seconds + extra + toll * how.bytes, after, then))
                     if not how.kind and target == need:
                         break
                 more += options if value in later else sorted(options, key=itemgetter(0))[:1]
             ways = more
         return ways
-
-    def _held_after(self, step: SearchStep, forms: State, first: int, target: Form) -> State:
-        now = forms[first] if WHOLE in forms[first] else frozenset({WHOLE}) if target == WHOLE else (
-            frozenset(f for f in forms[first] if not f.partial) | {target}
-        )  # fmt: skip
-        return tuple(now if step.ins[i] == step.ins[first] else f for i, f in enumerate(forms))
 
     # ---- Dynamic programming
 
@@ -274,7 +280,7 @@ class _Search:
 
     def solved(self, price: float, toll: float) -> Found:
         """The cheapest choice where weights have a price and bytes cost more than their time."""
-        self.price, self.toll, segments = price, toll, self.segments
+        self.price, self.moving.toll, segments = price, toll, self.segments
         table: dict[State, tuple[float, State | None, list[Any]]] = {(): (0.0, None, [])}
         history = []
         for steps, live in segments:
@@ -287,8 +293,9 @@ class _Search:
             # Hashed once, and not for each state at its begin.
             segment = self._numbers.setdefault((calls, local(live[-1])), len(self._numbers))
             new: dict[State, tuple[float, State | None, list[Any]]] = {}
+            asked = price if any(map(self._weighs, steps)) else 0.0
             for entry, (cost, *_) in table.items():
-                key = segment, entry, price, toll
+                key = segment, entry, asked, toll
                 if key not in self._solutions:
                     self._solutions[key] = self._segment(steps, live, entry)
                 for state, (seconds, ways) in self._solutions[key].items():
@@ -310,11 +317,7 @@ class _Search:
         strategy = step.strategies[at]  # the call's own: that of an equal one may share factors of other names
         assert step.node is not None
         choice = Choice(step.node, strategy, tuple(Moved(step.ins[first], *rest) for first, *rest in moves))
-        held = {
-            (v, form)
-            for v, form in zip(step.ins, strategy.ins)
-            if self.values[v].kind == "weight" and not self._moves(v)
-        }
+        held = {(v, form) for v, form in zip(step.ins, strategy.ins) if self._is_placed(v)}
         seconds, moved = seconds_of([choice]), sum(how.bytes for how in moves_of([choice], self.link))
         return Call(choice, after, Point(seconds, moved, sum(self.sizes[v] * form.fraction() for v, form in held)))
 
@@ -324,17 +327,18 @@ class _Search:
         table: dict[State, tuple[float, State | None, Any, Any]] = {entry: (0.0, None, None, ())}
         history = []
         for step, before, after in zip(steps, live, live[1:]):
-            where = {v: at for at, v in enumerate(before)}
+            # Of a state with what isn't held yet, which is as it was placed, what a call takes.
+            where = {v: at for at, v in enumerate(dict.fromkeys((*before, *step.ins)))}
+            placed = tuple([self._placed(v) for v in [*where][len(before) :]])
+            price = self.price if self._weighs(step) else 0.0
+            taken_from = _picked([where[v] for v in step.ins])
             new: dict[State, tuple[float, State | None, Any, Any]] = {}
             # Where what is needed later is: among what a call takes and makes or, from the end, what was held before.
             places = {v: at for at, v in enumerate((*before, *step.ins, *step.outs), -len(before))}
             needed = [places[v] for v in after]
             own, pick = tuple(sorted(at for at in needed if at >= 0)), _picked(needed)
             for state, (cost, *_) in table.items():
-                held = tuple(
-                    [state[where[v]] if v in where else frozenset({self.pinned.get(v, WHOLE)}) for v in step.ins]
-                )
-                for seconds, way, forms, moves in self._met_by(step, held, own):
+                for seconds, way, forms, moves in self._met_by(step, taken_from(state + placed), own, price):
                     now, taken = pick(forms + state), cost + seconds
                     known = new.get(now)
                     if known is None or taken < known[0]:
@@ -361,8 +365,10 @@ class _Search:
         held, tables = [], []
         for value, forms in zip(values, zip(*(state for state, _ in ordered))):
             number = {each: at for at, each in enumerate(dict.fromkeys(forms))}
+            if len(number) == 1:
+                continue  # all hold it alike
             held.append(np.array([number[each] for each in forms]))
-            tables.append(self._reaches(value, tuple(number))[:, held[-1]])
+            tables.append(self.moving.reaches(value, tuple(number))[:, held[-1]])
         free = np.ones(len(ordered), dtype=bool)
         kept, begin = list[int](), 0
         while len(kept) < most:
@@ -380,24 +386,6 @@ class _Search:
                     kept.append(at)
                     free &= stays
         return dict([ordered[at] for at in kept[:most]])
-
-    def _reaches(self, value: int, held: tuple[frozenset[Form], ...]) -> NDArray[np.float64]:
-        """The time from each way to hold a value to each other."""
-        of = self.values[value]
-        key = held, of.typical, of.dtype, self.toll
-        if key not in self._reached:
-            found = np.zeros((len(held), len(held)))
-            for i, have in enumerate(held):
-                for j, want in enumerate(held):
-                    for form in want - have:
-                        made = [
-                            how.seconds + self.toll * how.bytes
-                            for h in have
-                            if (how := self._move(h, form, value)) is not None
-                        ]
-                        found[i, j] += min(made, default=math.inf)
-            self._reached[key] = found
-        return self._reached[key]
 
     def keep_shared(self, found: Found) -> None:
         """Have products that a choice has devices share be shared from here on."""

@@ -123,6 +123,8 @@ class _Function:
         self.views: dict[tuple[str, str], relax.Var] = {}
         self.slots: dict[tuple[Shape, str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
+        # By functions and how many of their parameters are taken: what is called, and what they take beside tensors.
+        self.started: dict[tuple[tirx.PrimFunc, int], tuple[tvm.ir.GlobalVar, list[relax.Var], list[tirx.Var]]] = {}
         self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.ranks}
         touched = [name for node in self.graph.nodes for name in (*node.takes, node.makes) if name]
         self.places = {name: relax.Var(f"{name}_at", tvm.ir.PrimType("int64")) for name in touched}
@@ -134,12 +136,15 @@ class _Function:
         self.steps = fused(steps_of(chosen, module.operators, mover), self.results, mover, module.meets)
         touches = [(step, each) for step in self.steps for each in step.touches()]
         self.crossing = {each.spot for step, each in touches if step.kind or each.view != SLAB}
-        self.last = {each.spot: at for at, step in enumerate(self.steps) for each in step.touches()}
+        last = {each.spot: at for at, step in enumerate(self.steps) for each in step.touches()}
         self.roots: dict[Spot, Spot] = {}  # in whose place another is left
         for step in self.steps:
             for old, new in zip(step.over, step.outs):
                 self.roots[new] = self.roots.get(old, old)
-                self.last.pop(old, None)  # the place is free behind the last use of what is left there last
+                last.pop(old, None)  # the place is free behind the last use of what is left there last
+        self.last: dict[int, list[Spot]] = {}  # of which values a step is the last use
+        for spot, at in last.items():
+            self.last.setdefault(at, []).append(spot)
         seen = {root for new, root in self.roots.items() if self.crossing & {new, root}}
         self.crossing |= seen.union(new for new, root in self.roots.items() if root in seen)
 
@@ -221,9 +226,9 @@ class _Function:
 
     def _released(self, at: int) -> None:
         """Give back the tensors of the mesh of which this was the last use."""
-        for spot, last in self.last.items():
+        for spot in self.last.get(at, ()):
             buffer = self.buffers.get(spot)
-            if last != at or buffer is None or buffer.placed is None or spot in self.results:
+            if buffer is None or buffer.placed is None or spot in self.results:
                 continue
             root = self.roots.get(spot, spot)
             # In the place of a result or of what the caller brings nothing else may be left.
@@ -262,11 +267,14 @@ class _Function:
 
     def _start(self, func: tirx.PrimFunc, name: str, ins: Sequence[relax.Expr], outs: Sequence[relax.Expr]) -> None:
         """Call a function of tensors, of the device's coordinates that it uses, and of sizes that it must be told."""
-        ranks = self.module.ranks
-        func, sizes = with_own_sizes(func, list(self.graph.sizes.values()))
-        func, asked = with_coordinates(func, len(ins), list(ranks.values()))
-        own = [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
-        self.builder.emit(relax.Call(self.module.kernel(func, name), [*ins, *own, *outs, *sizes]))
+        if (func, len(ins)) not in self.started:
+            ranks = self.module.ranks
+            whole, sizes = with_own_sizes(func, list(self.graph.sizes.values()))
+            whole, asked = with_coordinates(whole, len(ins), list(ranks.values()))
+            own = [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
+            self.started[func, len(ins)] = self.module.kernel(whole, name), own, sizes
+        kernel, own, sizes = self.started[func, len(ins)]
+        self.builder.emit(relax.Call(kernel, [*ins, *own, *outs, *sizes]))
 
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
         """A call of something else than TensorIR, on whole values."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -55,10 +57,9 @@ def fused(steps: Sequence[Step], results: Sequence[Spot], mover: Mover, meets: b
     meets : bool
         Whether kernels may do what collectives would.
     """
-    fuser = _Fuser(results, mover, meets)
-    fuser.steps = list(steps)
+    fuser = _Fuser(steps, results, mover, meets)
     fuser.run()
-    return fuser.steps
+    return fuser.order.steps
 
 
 def explained(steps: Sequence[Step], meets: bool) -> list[str]:
@@ -139,8 +140,14 @@ def _is_one(extent: tirx.Expr) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
-def _is_elementwise(nests: _Nests, func: tirx.PrimFunc) -> bool:
+# Steps of a recurrence and layers call the same functions: of each it is worked out once.
+
+
+@lru_cache(maxsize=4096)
+def _is_elementwise(func: tirx.PrimFunc) -> bool:
     """Whether each element of what a function writes is made by itself, element by element on the way, too."""
+    nests = _nests(func)
+    assert nests is not None  # it is to be joined
     inside = [*func.body.block.alloc_buffers]
     for block in nests.blocks:
         if not is_pointwise(block) or not _same(_of(block.body), _iteration(block)):
@@ -151,12 +158,16 @@ def _is_elementwise(nests: _Nests, func: tirx.PrimFunc) -> bool:
     return True
 
 
-def _goes_on(nests: _Nests, buffer: tirx.Buffer, moves: bool, computed: bool = False) -> bool:
-    """Whether a function goes on with each element of a buffer; if it `moves`, it may move what it has of that at last.
+@lru_cache(maxsize=4096)
+def _goes_on(func: tirx.PrimFunc, param: int, moves: bool, computed: bool = False) -> bool:
+    """Whether a function goes on with each element of a parameter; if it `moves`, it may move what it has of that at
+    last.
 
     Then it does more than that, unless that has been `computed` from what would be moved.
     """
-    made, computes = [buffer], computed or not moves
+    nests = _nests(func)
+    assert nests is not None  # it is to be joined
+    made, computes = [func.params[param]], computed or not moves
     for block in nests.blocks:
         if not is_pointwise(block):
             return False
@@ -171,8 +182,11 @@ def _goes_on(nests: _Nests, buffer: tirx.Buffer, moves: bool, computed: bool = F
     return computes
 
 
-def _reads_rows(nests: _Nests, buffer: tirx.Buffer) -> bool:
-    """Whether a function reads a buffer at its iterators alone, in their order, as a norm does."""
+@lru_cache(maxsize=4096)
+def _reads_rows(func: tirx.PrimFunc, param: int) -> bool:
+    """Whether a function reads a parameter at its iterators alone, in their order, as a norm does."""
+    nests, buffer = _nests(func), func.params[param]
+    assert nests is not None  # it is to be joined
     for block in nests.blocks:
         iterators = [iv.var for iv in block.iter_vars]
         for load in loads_of(block, buffer):
@@ -183,10 +197,70 @@ def _reads_rows(nests: _Nests, buffer: tirx.Buffer) -> bool:
     return True
 
 
-class _Fuser:
-    def __init__(self, results: Sequence[Spot], mover: Mover, meets: bool) -> None:
-        self.results, self.mover, self.meets = set(results), mover, meets
+class _Order:
+    """Steps in order, with what is asked of them at every step: who makes a value, and who reads it."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
         self.steps: list[Step] = []
+        self._numbers: dict[Step, int] = {}  # that ascend with the steps
+        self._makers: dict[Spot, Step] = {}
+        self._readers: dict[Spot, set[Step]] = defaultdict(set)
+        # What the model calls beside kernels may store to what it takes, and some kernels do. None of them is joined.
+        self._storing = [
+            number for number, step in enumerate(steps) if step.over or (step.func is None and not step.kind)
+        ]
+        for number, step in enumerate(steps):
+            self.steps.append(step)
+            self._know(step, number)
+
+    def _know(self, step: Step, number: int) -> None:
+        self._numbers[step] = number
+        self._makers.update(dict.fromkeys(step.outs, step))
+        for spot in (*step.ins, *step.over):
+            self._readers[spot].add(step)
+
+    def _forget(self, step: Step) -> int:
+        for spot in step.outs:
+            if self._makers.get(spot) is step:
+                del self._makers[spot]
+        for spot in (*step.ins, *step.over):
+            self._readers[spot].discard(step)
+        return self._numbers.pop(step)
+
+    def at(self, step: Step) -> int:
+        """Where a step is."""
+        return bisect_left(self.steps, self._numbers[step], key=self._numbers.__getitem__)
+
+    def replace(self, step: Step, other: Step) -> None:
+        """Have another step in the place of one."""
+        self.steps[self.at(step)] = other
+        self._know(other, self._forget(step))
+
+    def remove(self, step: Step) -> None:
+        """Leave a step out."""
+        del self.steps[self.at(step)]
+        self._forget(step)
+
+    def maker(self, spot: Spot) -> Step | None:
+        """The step that leaves a value; None of what there is from the start."""
+        return self._makers.get(spot)
+
+    def is_read_beside(self, spot: Spot, reader: Step) -> bool:
+        """Whether another step than one takes a value."""
+        return any(step is not reader for step in self._readers[spot])
+
+    def may_wait(self, maker: Step, spot: Spot, reader: Step) -> bool:
+        """Whether what is made may be made as late as it is read: nobody takes it before, nor changes what it is of."""
+        first, last = self._numbers[maker], self._numbers[reader]
+        return bisect_right(self._storing, first) == bisect_left(self._storing, last) and not any(
+            self._numbers[step] < last for step in self._readers[spot]
+        )
+
+
+class _Fuser:
+    def __init__(self, steps: Sequence[Step], results: Sequence[Spot], mover: Mover, meets: bool) -> None:
+        self.results, self.mover, self.meets = set(results), mover, meets
+        self.order = _Order(steps)
         self.gathers = not meets
 
     def run(self) -> None:
@@ -196,37 +270,37 @@ class _Fuser:
         """
         self._join_all()
         if self.meets:
-            for step in [step for step in self.steps if _is_gather(step)]:
+            for step in [step for step in self.order.steps if _is_gather(step)]:
                 self._given(step)
             self.gathers = True
             self._join_all()
 
     def _join_all(self) -> None:
         at = 0
-        while at < len(self.steps):
-            if self._joined_with_producer(at):
+        while at < len(self.order.steps):
+            if self._joined_with_producer(self.order.steps[at]):
                 at = 0 if at < 2 else at - 2
                 continue
             at += 1
 
     # ---- What is joined
 
-    def _joined_with_producer(self, at: int) -> bool:
-        """Whether the kernel at a place was joined with what makes one of its values."""
-        reader = self.steps[at]
+    def _joined_with_producer(self, reader: Step) -> bool:
+        """Whether a kernel was joined with what makes one of its values."""
         if reader.func is None or (nests := _nests(reader.func)) is None or nests.product:
             return False
         for spot, view in reversed([*zip(reader.ins, reader.views)]):
-            if view != SLAB or (producer := self._producer(spot, at)) is None:
+            if view != SLAB or (producer := self.order.maker(spot)) is None:
                 continue
             maker = self._as_kernel(producer)
-            if maker is not None and self._fits(maker, reader, nests, spot) and self._may_wait(producer, spot, at):
-                self._join(producer, maker, at, spot)
+            if (
+                maker is not None
+                and self._fits(maker, reader, nests, spot)
+                and self.order.may_wait(producer, spot, reader)
+            ):
+                self._join(producer, maker, reader, spot)
                 return True
         return False
-
-    def _producer(self, spot: Spot, before: int) -> Step | None:
-        return next((step for step in self.steps[:before] if spot in step.outs), None)
 
     def _as_kernel(self, step: Step) -> Step | None:
         """A step as a kernel; a reduce-scatter as that which adds up what the device is to have."""
@@ -246,7 +320,7 @@ class _Fuser:
         made = _nests(maker.func)
         if made is None or len(maker.outs) != 1 or maker.over or reader.over or self._aliases(maker, reader):
             return False
-        buffer = reader.func.params[reader.ins.index(spot)]
+        func, param = reader.func, reader.ins.index(spot)
         if reader.ins.count(spot) != 1:
             return False
         if made.product:
@@ -254,11 +328,11 @@ class _Fuser:
             behind = _behind_product(made)
             keeps = all(map(is_pointwise, behind)) and isinstance(last, tirx.BufferStore)
             # Where kernels don't meet, a GPU's stores a product where it is made.
-            goes_on = _goes_on(nests, buffer, self.meets, bool(behind))
+            goes_on = _goes_on(func, param, self.meets, bool(behind))
             return keeps and goes_on and not self._is_read_elsewhere(spot, reader)
-        if not _is_elementwise(made, maker.func):
-            return _goes_on(nests, buffer, False) and not self._is_read_elsewhere(spot, reader) and _is_norm(made)
-        return _reads_rows(nests, buffer) or (nests.pointwise and not self._is_read_elsewhere(spot, reader))
+        if not _is_elementwise(maker.func):
+            return _goes_on(func, param, False) and not self._is_read_elsewhere(spot, reader) and _is_norm(made)
+        return _reads_rows(func, param) or (nests.pointwise and not self._is_read_elsewhere(spot, reader))
 
     def _aliases(self, maker: Step, reader: Step) -> bool:
         """Whether one kernel would see a value through two views, or write what it reads."""
@@ -269,21 +343,13 @@ class _Fuser:
         return any(len(found) > 1 for found in views.values())
 
     def _is_read_elsewhere(self, spot: Spot, reader: Step) -> bool:
-        return spot in self.results or any(spot in (*step.ins, *step.over) for step in self.steps if step is not reader)
+        return spot in self.results or self.order.is_read_beside(spot, reader)
 
-    def _may_wait(self, producer: Step, spot: Spot, at: int) -> bool:
-        """Whether what is made may be made as late as at a place: nobody reads it before, nor changes what it is of.
-
-        What the model calls beside kernels may store to what it takes, and some kernels do.
-        """
-        between = self.steps[self.steps.index(producer) + 1 : at]
-        return not any(spot in step.ins or step.over or (step.func is None and not step.kind) for step in between)
-
-    def _join(self, producer: Step, maker: Step, at: int, spot: Spot) -> None:
-        reader = self.steps[at]
+    def _join(self, producer: Step, maker: Step, reader: Step, spot: Spot) -> None:
         outs = [*(maker.outs if self._is_read_elsewhere(spot, reader) else ()), *reader.outs]
-        self.steps[at] = self._both(maker, reader, outs, reader.name if maker.kind else None)
-        self.steps.remove(producer)
+        both = self._both(maker, reader, outs, reader.name if maker.kind else None)
+        self.order.remove(producer)
+        self.order.replace(reader, both)
 
     def _both(self, first: Step, second: Step, outs: Sequence[Spot], name: str | None = None) -> Step:
         """Two kernels as one, of which some values come out."""
@@ -308,7 +374,7 @@ class _Fuser:
     def _given(self, gather: Step) -> None:
         """Have what makes a share store it to all devices, if it may do so in the place of an all-gather."""
         (source,), (target,) = gather.ins, gather.outs
-        maker = self._producer(source, self.steps.index(gather))
+        maker = self.order.maker(source)
         if maker is None or maker.func is None or maker.over or (nests := _nests(maker.func)) is None or nests.product:
             return
         assert gather.transfer is not None  # it is a collective
@@ -317,8 +383,9 @@ class _Fuser:
         if self._aliases(maker, store):
             return  # what it stores to all along another axis is gathered along this one
         kept = [out for out in maker.outs if out != source or self._is_read_elsewhere(source, gather)]
-        self.steps[self.steps.index(maker)] = self._both(maker, store, [*kept, target], maker.name)
-        self.steps.remove(gather)
+        both = self._both(maker, store, [*kept, target], maker.name)
+        self.order.remove(gather)
+        self.order.replace(maker, both)
 
     def _name(self, spot: Spot) -> str:
         return self.mover.graph.values[spot[0]].name

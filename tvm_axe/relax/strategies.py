@@ -330,25 +330,28 @@ class Operator:
             found.append(Stage(at, combiner, how))
         return tuple(found)
 
+    @cached_property
+    def _touched(self) -> list[list[tuple[int | None, int, str]]]:
+        """Of each block the buffers that it touches: which parameter each is, its elements and their type."""
+        numbers = {param: at for at, param in enumerate(self.func.params)}
+        shapes = [{access.buffer: access.shape for access in leaf.accesses} for leaf in self.blocks]
+        return [
+            [(numbers.get(buffer), math.prod(shape), str(buffer.dtype)) for buffer, shape in each.items()]
+            for each in shapes
+        ]
+
     def _seconds(self, shared: tuple[Sequence[int], Sequence[Form]] | None) -> float:
         """The time of a device: of its operations, or of what it reads and writes, whichever takes longer."""
-        params = list(self.func.params)
         total = 0.0
-        for at, (leaf, count) in enumerate(zip(self.blocks, self.operations)):
+        for at, (leaf, count, touched) in enumerate(zip(self.blocks, self.operations, self._touched)):
             whole = math.prod(leaf.extents)
             points = whole if shared is None else shared[0][at]
             moved = 0
-            seen: list[tirx.Buffer] = []
-            for access in leaf.accesses:
-                if any(access.buffer.same_as(buffer) for buffer in seen):
-                    continue
-                seen.append(access.buffer)
-                size = math.prod(access.shape)
+            for param, size, dtype in touched:
                 if shared is not None:
-                    number = next((k for k, param in enumerate(params) if param.same_as(access.buffer)), None)
-                    fraction = points / whole if number is None else shared[1][number].fraction()
+                    fraction = points / whole if param is None else shared[1][param].fraction()
                     size = math.ceil(size * fraction)
-                moved += dtype_bytes(str(access.buffer.dtype), min(size, points))
+                moved += dtype_bytes(dtype, min(size, points))
             total += max(count * points / max(1, whole) / self.rates.operations, moved / self.rates.memory)
         return total
 
