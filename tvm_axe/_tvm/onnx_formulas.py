@@ -27,6 +27,8 @@ from tvm_axe._tvm.onnx_attention import (
     rotary_embedding_of_positions,
 )
 from tvm_axe._tvm.onnx_call import Call
+from tvm_axe._tvm.onnx_recurrent import gru, lstm, rnn
+from tvm_axe._tvm.onnx_loops import loop, scan
 from tvm_axe._tvm.onnx_resizing import resize, upsample
 
 __all__ = ["CONVERTERS"]
@@ -414,9 +416,12 @@ CONVERTERS: Mapping[str, Callable[..., Any]] = {
     "Elu": _elu,
     "Expand": _expand,
     "EyeLike": _eye_like,
+    "GRU": gru,
     "Gather": _gather,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
+    "LSTM": lstm,
+    "Loop": loop,
     "LpNormalization": _lp_norm,
     "Mish": _mish,
     "Mod": _mod,
@@ -428,9 +433,11 @@ CONVERTERS: Mapping[str, Callable[..., Any]] = {
     "QLinearMatMul": _qlinear_matmul,
     "ReduceMax": partial(_extreme, -math.inf),
     "ReduceMin": partial(_extreme, math.inf),
+    "RNN": rnn,
     "RMSNormalization": rms_norm,
     "Reshape": _reshape,
     "Resize": resize,
+    "Scan": scan,
     "Selu": partial(_elu, alpha=_SELU[0], gamma=_SELU[1]),
     "Upsample": upsample,
     "com.microsoft.Attention": packed_attention,
