@@ -27,8 +27,8 @@ from tvm_axe._tvm.onnx_attention import (
     rotary_embedding_of_positions,
 )
 from tvm_axe._tvm.onnx_call import Call
-from tvm_axe._tvm.onnx_recurrent import gru, lstm, rnn
 from tvm_axe._tvm.onnx_loops import loop, scan
+from tvm_axe._tvm.onnx_recurrent import gru, lstm, rnn
 from tvm_axe._tvm.onnx_resizing import resize, upsample
 
 __all__ = ["CONVERTERS"]

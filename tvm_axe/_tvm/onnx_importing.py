@@ -248,9 +248,7 @@ class _Importer(ONNXGraphImporter):
         unknown = [node for node in graph.node if not _is_known(node)]
         if unknown:
             named = ", ".join(dict.fromkeys(f"{_operator(node)} (node {_name(node)})" for node in unknown[:8]))
-            raise InputError(
-                f"the model has operators that aren't imported: {named}; write them in others"
-            )
+            raise InputError(f"the model has operators that aren't imported: {named}; write them in others")
 
     def _construct_nodes(self, graph: Any) -> None:
         for node in graph.node:

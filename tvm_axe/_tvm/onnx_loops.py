@@ -26,7 +26,6 @@ def loop(call: Call, count: Any = None, condition: Any = None, *carried: Any, bo
     _check_carried(call, states)
     trip = 0
     while going and trip < trips:
-        _check_trips(call, trip + 1)
         results = call.body(body, [relax.const(trip, "int64"), relax.const(True, "bool"), *states])
         known = call.known(results[0])
         if known is None:
@@ -35,6 +34,8 @@ def loop(call: Call, count: Any = None, condition: Any = None, *carried: Any, bo
                 "give a trip count, and a condition that is true and handed on",
             )
         going, trip = bool(known.reshape(())), trip + 1
+        if going:
+            _check_trips(call, trips)
         states = [_bound(call, each) for each in results[1 : 1 + len(states)]]
         for kept, each in zip(stacked, results[1 + len(states) :], strict=True):
             kept.append(_bound(call, each))
@@ -46,7 +47,7 @@ def scan(
     scan_input_directions: Sequence[int] | None = None, scan_output_axes: Sequence[int] | None = None,
     scan_output_directions: Sequence[int] | None = None, directions: Sequence[int] | None = None,
 ) -> Any:  # fmt: skip
-    """A Scan along dimensions of known extents; of the first version, whose inputs have a batch, sequence by sequence."""
+    """A Scan along dimensions of known extents; the first version's, whose inputs have a batch, for each sequence."""
     if len(inputs) == len(body.input):
         return _results(
             call,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -16,11 +15,12 @@ from tvm_axe._tvm.onnx_call import Call
 __all__ = ["gru", "lstm", "rnn"]
 
 _Function = Callable[[Any], Any]
-_ARGUMENTS: dict[str, tuple[float, ...]] = {
-    "tanh": (), "sigmoid": (), "relu": (), "softsign": (), "softplus": (), "affine": (1.0, 0.0), "leakyrelu": (0.01,),
-    "thresholdedrelu": (1.0,), "scaledtanh": (1.0, 1.0), "hardsigmoid": (0.2, 0.5), "elu": (1.0,),
+_ARGUMENTS: dict[str, tuple[float | None, ...]] = {
+    "tanh": (), "sigmoid": (), "relu": (), "softsign": (), "softplus": (), "affine": (None, None),
+    "leakyrelu": (0.01,), "thresholdedrelu": (1.0,), "scaledtanh": (None, None), "hardsigmoid": (0.2, 0.5),
+    "elu": (1.0,),
 }  # fmt: skip
-"""The alpha and the beta of each activation, where none are given, as ONNX Runtime has them."""
+"""The alpha and the beta of each activation where none are given: its operator's, if ONNX has one of that name."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _layer(
     hidden, dtype = int(r.ty.shape[-1]), str(x.ty.dtype)
     if hidden_size not in (None, hidden):
         raise call.refused(f"hidden_size is {hidden_size}, and weights have {hidden}", "export the model anew")
-    named = [each if isinstance(each, str) else each.decode() for each in activations or defaults * len(directions)]
+    named = [each if isinstance(each, str) else each.decode() for each in activations or [*defaults] * len(directions)]
     functions = _functions(call, named, activation_alpha, activation_beta)
     if len(functions) != len(defaults) * len(directions):
         raise call.refused(f"it has {len(functions)} activations", f"give {len(defaults)} for each direction")
@@ -170,6 +170,8 @@ def _layer(
                 made[time] = emit(op.where(alive[time], after[0], zero))
                 after = [emit(op.where(alive[time], new, old)) for new, old in zip(after, states)]
             states = after
+        if alive[0] is not None:  # of a sequence without steps ONNX Runtime gives zeros
+            states = [emit(op.where(alive[0], each, zero)) for each in states]
         outputs.append(emit(op.stack(made, 1 if layout else 0)))
         lasts.append(states)
     results = [emit(op.stack(outputs, 2 if layout else 1))]
@@ -218,7 +220,10 @@ def _functions(call: Call, names: Sequence[str], alphas: Sequence[float], betas:
         if defaults is None:
             raise call.refused(f"{name} isn't an activation of ONNX", "take one of the specification")
         arguments = [rest.pop(0) if rest else default for rest, default in zip(given, defaults)]
-        made.append(_function(call, name.lower(), *arguments))
+        told = [each for each in arguments if each is not None]
+        if len(told) < len(arguments):
+            raise call.refused(f"{name} has no alpha or no beta by itself", "give activation_alpha and activation_beta")
+        made.append(_function(call, name.lower(), *told))
     return made
 
 
