@@ -180,7 +180,8 @@ def body_of_loop(condition: Any) -> Any:
 
 def model_of_loop(condition: Any, trips: Any) -> tuple[Any, dict[str, Any]]:
     """Of so many trips, or of a number that is an input."""
-    data, weights = {"x": drawn(5, 2, 4), "h0": drawn(2, 4)}, {"w": drawn(4, 4), "yes": np.array(True)}
+    data = {"x": drawn(5, 2, 4), "h0": drawn(2, 4), "limit": np.array(2)}
+    weights = {"w": drawn(4, 4), "yes": np.array(True)}
     if trips is None:
         data["trips"] = np.array(3)
     else:
@@ -194,8 +195,28 @@ def model_of_loop(condition: Any, trips: Any) -> tuple[Any, dict[str, Any]]:
 HANDED_ON = helper.make_node("Identity", ["going"], ["still"])
 
 
-def test_loop() -> None:
-    compare(*model_of_loop(HANDED_ON, np.array(4)))
+@pytest.mark.parametrize("ended", [False, True])
+def test_loop(ended: bool) -> None:
+    condition = helper.make_node("Less", ["i", "one"], ["still"]) if ended else HANDED_ON
+    model, data = model_of_loop(condition, np.array(4))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1), "one"))
+    compare(model, data)
+
+
+def test_layers_that_torch_exports() -> None:
+    torch = pytest.importorskip("torch", reason="it exports the model")
+    lstm = torch.nn.LSTM(WIDTH, HIDDEN, bidirectional=True, batch_first=True).eval()
+    stored, x = io.BytesIO(), torch.from_numpy(drawn(BATCH, STEPS, WIDTH))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            lstm, (x,), stored, dynamo=False, opset_version=17, input_names=["x"], dynamic_axes={"x": {0: "batch"}}
+        )
+    exe = axe.compile(from_onnx(onnx.load_from_string(stored.getvalue())), work_dir=None)
+    for each in (x, x[:2]):
+        output, states = lstm(each)
+        for got, want in zip(exe(each.numpy()), (output, *states), strict=True):
+            np.testing.assert_allclose(np.asarray(got), want.detach().numpy(), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (1, 2)])
@@ -252,7 +273,7 @@ def test_loops_of_unknown_trips_are_refused() -> None:
     model, _ = model_of_loop(HANDED_ON, None)
     with pytest.raises(axe.InputError, match="turns: Loop isn't imported: its trip count isn't a constant; give"):
         from_onnx(model)
-    computed = helper.make_node("Less", ["i", "trips"], ["still"])
+    computed = helper.make_node("Less", ["i", "limit"], ["still"])
     with pytest.raises(axe.InputError, match="turns: Loop isn't imported: its condition is computed by the body"):
         from_onnx(model_of_loop(computed, np.array(3))[0])
     with pytest.raises(axe.InputError, match="turns: Loop isn't imported: it runs more than 4096 trips"):
