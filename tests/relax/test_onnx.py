@@ -31,6 +31,7 @@ UNKNOWN = [
     "convinteger_with_padding", "eyelike_populate_off_main_diagonal", "identity", "lpnormalization_default",
     "onehot_with_axis", "pow_types_int32_float32", "qlinearconv", "reduce_max_bool_inputs",
     "resize_upsample_sizes_nearest_axes_3_2", "rotary_embedding_interleaved", "shape_start_1_end_2",
+    "tril_square_neg", "triu_pos",
 ]  # fmt: skip
 """Which it, or the compiler, refuses in words of its own."""
 PLAIN = ["add_bcast", "conv_with_strides_padding", "gemm_all_attributes", "quantizelinear_axis", "softmax_axis_1"]
@@ -201,4 +202,11 @@ def test_what_is_refused_is_named(node: Any, message: str) -> None:
     model = model_of([node], {"x": (FLOAT, [3, 3])}, {"half": np.float32(0.5), "yes": np.array(True), **ROIS})
     model.opset_import.append(helper.make_opsetid("else.where", 1))
     with pytest.raises(axe.InputError, match=message):
+        from_onnx(model)
+
+
+def test_largest_of_uint64_are_refused() -> None:
+    node = helper.make_node("TopK", ["x", "k"], ["y", "i"], name="top")
+    model = model_of([node], {"x": np.zeros((3, 5), "uint64")}, {"k": np.array([2])}, onnx.TensorProto.UINT64)
+    with pytest.raises(axe.InputError, match="top: TopK isn't imported: upstream sorts no uint64; cast"):
         from_onnx(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_axe.errors import InputError
@@ -27,6 +27,8 @@ class Call:
         The array of a constant or of a weight, or None.
     sizes : callable
         A shape of a tensor of int64, whose elements become known when the model runs.
+    body : callable
+        What a graph that is an attribute makes of values, which its inputs are bound to.
     """
 
     def __init__(
@@ -38,10 +40,11 @@ class Call:
         upstream: Callable[..., Any],
         stored: Callable[[Any], Any],
         sizes: Callable[[Any], Any],
+        body: Callable[[Any, Sequence[Any]], list[Any]],
     ) -> None:
         self.name, self.operator, self.results = name, operator, results
         self.emit, self.upstream, self._stored = emit, upstream, stored
-        self.sizes = sizes
+        self.sizes, self.body = sizes, body
 
     def constant(self, value: Any, what: str) -> Any:
         """The array that an input is; an `InputError` if that isn't known."""

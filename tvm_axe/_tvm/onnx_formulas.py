@@ -27,6 +27,8 @@ from tvm_axe._tvm.onnx_attention import (
     rotary_embedding_of_positions,
 )
 from tvm_axe._tvm.onnx_call import Call
+from tvm_axe._tvm.onnx_loops import loop, scan
+from tvm_axe._tvm.onnx_recurrent import gru, lstm, rnn
 from tvm_axe._tvm.onnx_resizing import resize, upsample
 
 __all__ = ["CONVERTERS"]
@@ -166,6 +168,22 @@ def _one_hot(call: Call, indices: Any, depth: Any, values: Any, axis: int = -1) 
     hit = op.equal(op.expand_dims(whole, at), relax.const(classes, "int64"))
     off, on = (call.emit(op.take(values, relax.const(which, "int64"), axis=0, mode="clip")) for which in (0, 1))
     return op.where(hit, on, off)
+
+
+def _top_k(call: Call, x: Any, k: Any = None, **attributes: Any) -> Any:
+    if _type(x) == "uint64":
+        raise call.refused("upstream sorts no uint64", "cast the input to int64, if its elements are below 2^63")
+    return call.upstream("TopK", [x] if k is None else [x, k], **attributes)
+
+
+def _trilu(call: Call, x: Any, k: Any = None, upper: int = 1) -> Any:
+    """Of integers by a mask that is known here: of `triu` and `tril` of matrices of int64 upstream makes no code."""
+    rows, columns = [*x.ty.shape][-2:]
+    first = 0 if k is None else call.known(k)
+    if first is None or _is_float(_type(x)) or not all(isinstance(each, tirx.IntImm) for each in (rows, columns)):
+        return call.upstream("Trilu", [x, k], upper=upper)
+    row, column = np.arange(int(rows))[:, None] + int(np.reshape(first, ())), np.arange(int(columns))
+    return op.where(relax.const(row <= column if upper else row >= column, "bool"), x, number(0, x))
 
 
 # ---- Pointwise
@@ -414,9 +432,12 @@ CONVERTERS: Mapping[str, Callable[..., Any]] = {
     "Elu": _elu,
     "Expand": _expand,
     "EyeLike": _eye_like,
+    "GRU": gru,
     "Gather": _gather,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
+    "LSTM": lstm,
+    "Loop": loop,
     "LpNormalization": _lp_norm,
     "Mish": _mish,
     "Mod": _mod,
@@ -428,10 +449,14 @@ CONVERTERS: Mapping[str, Callable[..., Any]] = {
     "QLinearMatMul": _qlinear_matmul,
     "ReduceMax": partial(_extreme, -math.inf),
     "ReduceMin": partial(_extreme, math.inf),
+    "RNN": rnn,
     "RMSNormalization": rms_norm,
     "Reshape": _reshape,
     "Resize": resize,
+    "Scan": scan,
     "Selu": partial(_elu, alpha=_SELU[0], gamma=_SELU[1]),
+    "TopK": _top_k,
+    "Trilu": _trilu,
     "Upsample": upsample,
     "com.microsoft.Attention": packed_attention,
     "com.microsoft.MultiHeadAttention": multi_head_attention,

@@ -101,12 +101,6 @@ def _is_known(node: Any) -> bool:
     return node.domain == "com.microsoft" and node.op_type in _MICROSOFT
 
 
-def _hint(nodes: Sequence[Any]) -> str:
-    if any(node.op_type in ("Loop", "Scan", "SequenceMap") for node in nodes):
-        return ", or export the model with its loops unrolled: how often one runs isn't known"
-    return ""
-
-
 def _words(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]
@@ -254,9 +248,7 @@ class _Importer(ONNXGraphImporter):
         unknown = [node for node in graph.node if not _is_known(node)]
         if unknown:
             named = ", ".join(dict.fromkeys(f"{_operator(node)} (node {_name(node)})" for node in unknown[:8]))
-            raise InputError(
-                f"the model has operators that aren't imported: {named}; write them in others{_hint(unknown)}"
-            )
+            raise InputError(f"the model has operators that aren't imported: {named}; write them in others")
 
     def _construct_nodes(self, graph: Any) -> None:
         for node in graph.node:
@@ -311,7 +303,10 @@ class _Importer(ONNXGraphImporter):
             made = self._convert_operator(name, onnx_input(given), {**raw, "tvm_custom": _told(node)}, self.opset)
             return self.bb.emit(made) if isinstance(made, ir.Call) else made
 
-        return Call(_name(node), _operator(node), len(node.output), self.bb.emit, upstream, self._stored, self._sizes)
+        return Call(
+            _name(node), _operator(node), len(node.output), self.bb.emit, upstream, self._stored, self._sizes,
+            self._branch,
+        )  # fmt: skip
 
     def _stored(self, value: Any) -> Any:
         if value is None:
@@ -355,11 +350,12 @@ class _Importer(ONNXGraphImporter):
                 )
             self._nodes[name] = self.bb.emit(op.where(truth, one, other))
 
-    def _branch(self, graph: Any) -> list[Any]:
+    def _branch(self, graph: Any, values: Sequence[Any] = ()) -> list[Any]:
         outer: dict[str, Any] = dict(self._nodes)
         self._check_for_unsupported_ops(graph)
         for weight in graph.initializer:
             self._nodes[weight.name] = relax.const(self._parse_array(weight))
+        self._nodes.update(zip((value.name for value in graph.input), values, strict=True))
         self._construct_nodes(graph)
         made = [self._nodes[value.name] for value in graph.output]
         self._nodes = outer
