@@ -15,6 +15,7 @@ from tvm.relax import op
 from tvm_axe._tvm.formulas import number
 from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
 from tvm_axe._tvm.torch_selections import SELECTIONS
+from tvm_axe._tvm.torch_sizes import sliced
 from tvm_axe.errors import InputError
 
 _WIDE: dict[str, tuple[int, ...]] = {
@@ -70,6 +71,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
         "index.Tensor": _index,
         "native_group_norm.default": _group_norm,
         "index_put.default": _index_put,
+        "slice.Tensor": partial(sliced, partial(_upstream, "slice.Tensor")),
         "upsample_nearest2d.vec": _nearest,
     }
     known = dict.fromkeys([*ExportedProgramImporter().create_convert_map(), *mended])

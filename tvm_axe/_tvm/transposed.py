@@ -78,11 +78,15 @@ class _Apart(PyExprMutator):
 
 @mutator
 class _Fuser(_TransposeMatmulFuser._cls):
-    """Upstream's, which takes a product to be of two matrices."""
+    """Upstream's, which takes a product to be of two matrices, and none of them to be another variable by now.
+
+    One is where the shape of what it is made of is written otherwise, as ``n * 2`` for ``2 * n``.
+    """
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        if isinstance(call.op, ir.GlobalVar) and len(call.args) == 1:
+        if isinstance(call.op, ir.GlobalVar):
             func = self.builder_.get()[call.op]
             if func.attrs is not None and func.attrs.get("Composite") == _COMPOSITE:
-                call = relax.Call(call.op, [call.args[0], call.args[0]])
+                args = [self.visit_expr(arg) for arg in call.args]
+                call = relax.Call(call.op, args * 2 if len(args) == 1 else args)
         return super().visit_call_(call)
