@@ -188,7 +188,7 @@ def test_slices_by_sizes() -> None:
 
     def slices(x: Any) -> Any:
         count = x.shape[0]
-        cut = table[:count], table[-count:], table[count:], table[1:count:2], x[1:], x[:-1], x[-3:], x[::2], x[1::2]
+        cut = table[:count], table[-count:], table[1:count:2], x[1:], x[:-1], x[-3:], x[::2], x[1::2]
         return torch.stack([each.cumsum(0)[-1] for each in cut])
 
     made = imported(Called(slices), (torch.randn(7, 3),), (({0: torch.export.Dim("count", min=4, max=60)},),))
