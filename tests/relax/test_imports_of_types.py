@@ -79,6 +79,24 @@ def near_zero(x: Any) -> Any:
     return torch.stack([torch.expm1(y), torch.log1p(y), nn.functional.elu(y)]) * 1e5
 
 
+def shifts(i: Any, n: Any) -> Any:
+    return torch.stack([i << n, i >> n, i << 3, i >> 1, i << 70, i >> 70, (i - 9) >> n])
+
+
+def special(x: Any) -> Any:
+    """Where PyTorch's results are infinite or no numbers, too."""
+    x = torch.cat([x.flatten(), torch.tensor([0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 1e-8, 1e10, torch.inf, torch.nan])])
+    return torch.stack([torch.erfinv(x), torch.erfinv(torch.sin(x)), torch.lgamma(x), torch.lgamma(x * 3)])
+
+
+def searched(x: Any, i: Any) -> Any:
+    rows, value = x.sort(-1).values, torch.where(x > 2, torch.nan, x.flip(-1))
+    found = [torch.searchsorted(rows, value), torch.searchsorted(rows, value, side="right")]
+    found += [torch.bucketize(value, rows[0, 0], right=right) for right in (True, False)]
+    isin = torch.isin(i, i[:2] * 2), torch.isin(i, i[0], invert=True), torch.isin(i, 3)
+    return torch.cat([*(each.flatten() for each in found), *(each.flatten().long() for each in isin)])
+
+
 W = torch.rand(5, generator=torch.Generator().manual_seed(0))
 SOME = torch.cat(
     [X[0, :2, :, :5], torch.tensor([torch.nan, 1.0]).repeat(1, 2, 3, 1).reshape(1, 6, 2).repeat(2, 1, 1)], 2
@@ -97,6 +115,9 @@ OTHERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sampled": (sampled, (X, X.reshape(5, 7, 24)[:, :6, :9].reshape(5, 6, 3, 3))),
     "near zero": (near_zero, (X,)),
     "groups": (lambda x: nn.functional.group_norm(x[:, :4], 2), (X,)),
+    "shifts": (shifts, (N * 12345 - 40000, N)),
+    "special": (special, (X[0, 0],)),
+    "searched": (searched, (X[0], N)),
     "given back": (lambda x: x.clone(), (X,)),
 }
 

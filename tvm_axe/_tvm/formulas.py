@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tvm import relax
 from tvm.relax import op
 
-__all__ = ["Emit", "elu", "expm1", "number", "wide"]
+__all__ = ["Emit", "elu", "expm1", "number", "shifted", "wide"]
 
 Emit = Callable[[relax.Expr], relax.Var]
 
@@ -41,3 +41,18 @@ def elu(emit: Emit, value: relax.Expr, alpha: float, scale: float, input_scale: 
     below = expm1(emit, emit(op.multiply(x, number(input_scale, x))))
     above = op.multiply(x, number(scale, x))
     return op.where(op.greater(x, number(0, x)), above, op.multiply(below, number(alpha * scale, x)))
+
+
+def shifted(emit: Emit, x: relax.Expr, y: relax.Expr, left: bool) -> relax.Expr:
+    """Integers with their bits shifted; by as many as the type has, or more, nothing is left, or their sign."""
+    dtype = str(x.ty.dtype)
+    bits, signed = int("".join(filter(str.isdigit, dtype))), not dtype.startswith("uint")
+    beyond = op.greater_equal(y, number(bits, y))
+    if signed:
+        beyond = op.logical_or(beyond, op.less(y, number(0, y)))
+    beyond = emit(beyond)
+    by = emit(op.where(beyond, number(0, y), y))
+    if left:
+        return op.where(beyond, number(0, x), op.left_shift(x, by))
+    rest = op.where(op.less(x, number(0, x)), number(-1, x), number(0, x)) if signed else number(0, x)
+    return op.where(beyond, rest, op.right_shift(x, by))

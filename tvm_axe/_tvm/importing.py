@@ -16,6 +16,7 @@ from tvm_axe._tvm.formulas import number
 from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
 from tvm_axe._tvm.torch_selections import SELECTIONS
 from tvm_axe._tvm.torch_sizes import sliced
+from tvm_axe._tvm.torch_special import SPECIAL
 from tvm_axe.errors import InputError
 
 _WIDE: dict[str, tuple[int, ...]] = {
@@ -48,7 +49,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
     - doesn't know, or only in some forms, `adaptive_max_pool`, `addmv`, `amax`, `amin`, `cdist`, `clamp` of integers,
       `copysign`, `cummax`, `cummin`, `exp2`, `fmax`, `fmin`, `hypot`, `index_put`, `kthvalue`, `logcumsumexp`,
       `logsumexp`, `masked_scatter`, `min` along a dimension, `scatter_add`, `std_mean` and `var_mean`; nor volumes that
-      are resized or sampled;
+      are resized or sampled, `erfinv`, `lgamma`, `isin`, `searchsorted`, and shifts of bits;
     - adds biases of 16 bits to products of float32, which Relax refuses, and leaves products without a bias in float32.
 
     With these what is known is computed as PyTorch does, and what isn't is refused. A product of 16 bits is summed and
@@ -63,7 +64,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
 
     mended: dict[str, Callable[[Any, Any], Any]] = {
         **{name: partial(_in_own_type, name, wide) for name, wide in _WIDE.items()},
-        **{name: partial(_by_formula, formula) for name, formula in {**FORMULAS, **SELECTIONS}.items()},
+        **{name: partial(_by_formula, formula) for name, formula in {**FORMULAS, **SELECTIONS, **SPECIAL}.items()},
         **{name: partial(_refusing, name, argument) for name, argument in _REFUSED.items()},
         "clamp.default": _clamp,
         "getitem": _result,

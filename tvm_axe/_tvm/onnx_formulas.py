@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
-from tvm_axe._tvm.formulas import elu, number
+from tvm_axe._tvm.formulas import elu, number, shifted
 from tvm_axe._tvm.onnx_attention import (
     attention,
     layer_norm_of_sum,
@@ -199,17 +199,7 @@ def _is_inf(call: Call, x: Any, detect_negative: int = 1, detect_positive: int =
 
 
 def _shift(call: Call, x: Any, y: Any, direction: str) -> Any:
-    """By as many bits as the type has, or more, nothing is left; of negative numbers shifted right their sign."""
-    bits, signed = int("".join(filter(str.isdigit, _type(x)))), not _type(x).startswith("uint")
-    beyond = op.greater_equal(y, number(bits, y))
-    if signed:
-        beyond = op.logical_or(beyond, op.less(y, number(0, y)))
-    beyond = call.emit(beyond)
-    by = call.emit(op.where(beyond, number(0, y), y))
-    if direction == "LEFT":
-        return op.where(beyond, number(0, x), op.left_shift(x, by))
-    rest = op.where(op.less(x, number(0, x)), number(-1, x), number(0, x)) if signed else number(0, x)
-    return op.where(beyond, rest, op.right_shift(x, by))
+    return shifted(call.emit, x, y, direction == "LEFT")
 
 
 def _mod(call: Call, x: Any, y: Any, fmod: int = 0) -> Any:
