@@ -131,10 +131,23 @@ class Decoder(nn.Module):
         return h @ self.tokens.weight.T
 
 
+class Pooled(nn.Module):
+    """PyTorch's own layer, which attends with the sequence in front, and the mean of the tokens that there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True)
+
+    def forward(self, ids: Any, mask: Any) -> Any:
+        h, kept = self.layer(self.tokens(ids), src_key_padding_mask=mask == 0), mask[:, :, None].float()
+        return (h * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
+
+
 def given(kind: type, batch: int, count: int) -> tuple[Any, ...]:
     ids, mask = torch.randint(0, VOCABULARY, (batch, count)), torch.ones(batch, count, dtype=torch.int64)
     mask[0, count // 2 + 1 :] = 0
-    return {Bert: (ids, mask), Decoder: (ids, torch.randn(batch, 9, WIDTH))}.get(kind, (ids,))
+    return {Bert: (ids, mask), Pooled: (ids, mask), Decoder: (ids, torch.randn(batch, 9, WIDTH))}.get(kind, (ids,))
 
 
 def imported(module: Any, inputs: tuple[Any, ...], shapes: Any) -> Any:
@@ -150,7 +163,7 @@ def model(kind: type, any_batch: bool) -> tuple[Any, Any]:
     module = kind().eval()
     sizes = {1: torch.export.Dim("count", min=2, max=MOST - 1)}
     of_batch = {0: torch.export.Dim("batch", min=1, max=8)} if any_batch else {}
-    others = {Bert: ({**of_batch, **sizes},), Decoder: (of_batch,)}.get(kind, ())
+    others = {Bert: ({**of_batch, **sizes},), Pooled: ({**of_batch, **sizes},), Decoder: (of_batch,)}.get(kind, ())
     return module, imported(module, given(kind, 2, 7), ({**of_batch, **sizes}, *others))
 
 
@@ -174,12 +187,12 @@ def test_any_sequence(kind: type, any_batch: bool) -> None:
     compared(exe, module, kind, any_batch)
 
 
-def test_any_sequence_on_a_mesh() -> None:
-    kind = Gpt
-    module, made = model(kind, False)
+@pytest.mark.parametrize("kind, any_batch", [(Gpt, False), (Pooled, True)])
+def test_any_sequence_on_a_mesh(kind: type, any_batch: bool) -> None:
+    module, made = model(kind, any_batch)
     exe = axe.compile(made, mesh={"tp": 2}, work_dir=None)
     with axe.launch({"tp": 2}, engine="threads") as workers, exe.load(workers, {}) as session:
-        compared(session.main, module, kind, False)
+        compared(session.main, module, kind, any_batch)
 
 
 def test_slices_by_sizes() -> None:

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import shared_models as models
+from tvm import tirx
 from tvm.relax.frontend import nn
 
 import tvm_axe as axe
+from tvm_axe.collective.engine import HOST
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Share
 from tvm_axe.machines import resolve_target
@@ -13,6 +15,8 @@ from tvm_axe.machines.builder import build_program
 from tvm_axe.relax import share_model
 from tvm_axe.relax.conversion import conversion
 from tvm_axe.relax.forms import WHOLE, Form
+from tvm_axe.relax.operators import Operators
+from tvm_axe.relax.reading import graph_of, legalized
 
 SIZES = {"b": (4,), "n": (64,)}
 
@@ -70,3 +74,29 @@ def test_values_that_another_axis_cuts_are_converted():
     made = conversion((None, None), "float32", source, target, Mesh({"dp": 2, "tp": 2}), 4096)
     assert made is not None and made.axis == "tp"
     build_program(made.module, resolve_target("llvm"))
+
+
+def number(extent):
+    """An extent that is a number as one."""
+    return int(extent) if isinstance(extent, tirx.IntImm) else extent
+
+
+class Turned(nn.Module):
+    """Tokens in front of the batch, and back."""
+
+    def __init__(self):
+        self.inner = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: nn.Tensor):
+        return nn.op.permute_dims(self.inner(nn.op.permute_dims(x, (1, 0, 2))), (1, 0, 2))
+
+
+def test_what_is_equal_but_for_its_sizes_is_two():
+    """Of [b, n] and of [n, b]: each is the other one with its variables renamed."""
+    module = Turned().export_tvm({"forward": {"x": nn.spec.Tensor(["b", "n", 32], "float32")}})[0]
+    graph, operators = graph_of(legalized(module), "forward"), Operators(2, HOST)
+    called = [node for node in graph.nodes if node.func is not None]
+    assert len(called) == 3
+    for node in called:
+        shapes = [[str(number(extent)) for extent in param.shape] for param in operators.of(node).func.params]
+        assert shapes == [[str(each) for each in graph.values[at].shape] for at in (*node.ins, *node.outs)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm_ffi
 from tvm import tirx
 
@@ -38,7 +40,7 @@ class Operators:
     def __init__(self, devices: int, rates: Rates, axis: str = "", deals_symbolic: bool = True) -> None:
         self.devices, self.rates, self.axis, self.deals_symbolic = devices, rates, axis, deals_symbolic
         self.rank = tirx.Var(axis or RANK, "int64")
-        self._known: dict[tuple[int, int, tuple[tuple[tirx.Var, int], ...], int], list[Operator]] = {}
+        self._known: dict[tuple[Any, ...], list[Operator]] = {}
         self._carrying: dict[Transfer, Carrying] = {}
         self._holding: dict[object, Holding] = {}
         self._attending: dict[tuple[int, int], Attending] = {}
@@ -83,8 +85,10 @@ class Operators:
         """The operator that the function of a call is."""
         func, inputs, sizes, over = node.func, len(node.ins), node.sizes, node.overwrites
         assert func is not None  # it is a call of a function
-        # What is equal but for the variables is another: shapes are counted in those of a function of the model.
-        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes, over), [])
+        # What is equal but for the variables is another: shapes are counted in those of a function of the model. Of
+        # functions of [b, n] and of [n, b] each is equal to the other, with its parameters' variables renamed.
+        shapes = tuple(str(extent) for param in func.params if tirx.is_buffer_var(param) for extent in param.shape)
+        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes, over, shapes), [])
         for operator in same:
             if tvm_ffi.structural_equal(operator.func, func):
                 return operator
