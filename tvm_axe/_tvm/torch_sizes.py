@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tvm import ir, tirx
+import tvm_ffi
+from tvm import ir, relax, tirx
 from tvm.relax import op
 
 __all__ = ["sliced"]
@@ -46,7 +47,7 @@ def sliced(otherwise: Callable[[Any, Any], Any], node: Any, importer: Any) -> An
     return importer.block_builder.emit(made)
 
 
-def _begin(start: Any, extent: Any, sizes: Mapping[str, Any]) -> Any:
+def _begin(start: Any, extent: Any, sizes: Mapping[str, tirx.Var]) -> Any:
     """Where a slice begins, which PyTorch may count from the end; None if that isn't known."""
     if start is None or type(start) is int:
         return start or 0 if start is None or start >= 0 else extent + start
@@ -57,18 +58,18 @@ def _begin(start: Any, extent: Any, sizes: Mapping[str, Any]) -> Any:
     return extent + found if said.is_negative else None
 
 
-def _sizes(graph: Any, importer: Any) -> dict[str, Any]:
-    """TVM's variables of the sizes that the graph's inputs have, by PyTorch's names."""
-    found: dict[str, Any] = {}
+def _sizes(graph: Any, importer: Any) -> dict[str, tirx.Var]:
+    """TVM's variables of the sizes that the graph's inputs have; their names are PyTorch's."""
+    found: list[tirx.Var] = []
     for node in graph.find_nodes(op="placeholder"):
-        said, value = node.meta.get("val"), importer.env.get(node)
-        for extent, own in zip(getattr(said, "shape", ()), value.ty.shape if hasattr(said, "shape") else ()):
-            if type(extent) is not int and extent.node.expr.is_Symbol:
-                found[str(extent.node.expr)] = own
-    return found
+        value = importer.env.get(node)
+        shape = value.ty.shape if isinstance(getattr(value, "ty", None), relax.TensorType) else None
+        for extent in shape if isinstance(shape, relax.ShapeExpr) else ():
+            tvm_ffi.structural_walk(extent, (tirx.Var, found.append))
+    return {str(variable.name): variable for variable in found}
 
 
-def _expression(said: Any, sizes: Mapping[str, Any]) -> Any:
+def _expression(said: Any, sizes: Mapping[str, tirx.Var]) -> Any:
     """A size of PyTorch's, a number or made of those of inputs, as TVM's expression; None if it is something else."""
     if said.is_Integer:
         return tirx.const(int(said), "int64")
