@@ -21,6 +21,7 @@ from tvm_axe.records.packing import has_packing
 from tvm_axe.relax.constants import with_constants_packed
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.relax.packing import with_packers
+from tvm_axe.relax.sizes import check_known
 
 __all__ = ["BUILD_MODEL", "compile_model", "lowered_model", "model_passes"]
 
@@ -45,6 +46,7 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     """
 
     def fused(work: Work) -> Work:
+        check_known(work.module)
         return replace(work, module=fuse(work.module, work.target, pack_weights))
 
     def packed(work: Work) -> Work:

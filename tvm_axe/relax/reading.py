@@ -21,7 +21,7 @@ from tvm_axe.relax.ordering import in_order_of_use
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.simplify import simplified
-from tvm_axe.relax.sizes import Extent, exprs, typical_of
+from tvm_axe.relax.sizes import Extent, defines, exprs, typical_of
 from tvm_axe.relax.statistics import with_batch_statistics
 from tvm_axe.relax.values import is_call
 from tvm_axe.relax.widening import widened, with_wide_attention
@@ -140,7 +140,7 @@ class _Reader:
         self.graph.most = {str(n): int(most) for n, most in dict(attrs.get("tir_var_upper_bound") or {}).items()}
         self.graph.apart = tuple(map(str, attrs.get(APART) or ()))
         inputs = int(attrs["num_input"]) if "num_input" in attrs else len(source.params)
-        self.defined = {each for param in source.params for each in _defines(param)}
+        self.defined = {each for param in source.params for each in defines(param)}
         for at, param in enumerate(source.params):
             if isinstance(param.ty, relax.AnyType):
                 self.env[param] = str(param.name)
@@ -392,15 +392,6 @@ class _Reader:
             raise LowerError(
                 f"{self.graph.name}: {what} takes a {type(value).__name__}; on a mesh calls take tensors and constants"
             )
-
-
-def _defines(param: relax.Var) -> list[tirx.Var]:
-    """The variables that become known by a parameter."""
-    ty = param.ty
-    if isinstance(ty, ir.PrimType):
-        return [param]
-    values = ty.shape if isinstance(ty, relax.TensorType) else ty.values if isinstance(ty, relax.ShapeType) else None
-    return [] if values is None else [extent for extent in values if isinstance(extent, tirx.Var)]
 
 
 def _is_number(value: relax.Expr) -> bool:

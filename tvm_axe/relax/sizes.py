@@ -1,6 +1,7 @@
 """Extents of a model's tensors that calls decide: counted in sizes, the model's variables by name.
 
->>> from tvm import tirx
+>>> from tvm import ir, relax, tirx
+from tvm.ir import IRModule
 >>> rows = Extent.of(tirx.Var("n", "int64") * 2 + 1)
 >>> print(rows, rows.names, rows.at({"n": 64}))
 n * 2 + 1 ('n',) 129
@@ -14,14 +15,26 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm import tirx
+from tvm import ir, relax, tirx
+from tvm.ir import IRModule
 
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.sizes import number
 from tvm_axe.errors import InputError
 from tvm_axe.lower.told import part_of
 
-__all__ = ["TYPICAL", "Extent", "Shape", "exprs", "names_in", "shape_at", "shape_of", "typical_of"]
+__all__ = [
+    "TYPICAL",
+    "Extent",
+    "Shape",
+    "check_known",
+    "defines",
+    "exprs",
+    "names_in",
+    "shape_at",
+    "shape_of",
+    "typical_of",
+]
 
 TYPICAL = 128
 """What a size is taken to be where costs are compared, if nothing says another."""
@@ -93,3 +106,36 @@ def exprs(shape: Sequence[int | Extent]) -> list[tirx.Expr]:
 def typical_of(names: Sequence[str], given: Mapping[str, int], most: Mapping[str, int]) -> dict[str, int]:
     """Return what each size is taken to be: what is given, or `TYPICAL`, or the upper bound if that is less."""
     return {name: given.get(name, min(TYPICAL, most.get(name, TYPICAL))) for name in names}
+
+
+def defines(param: relax.Var) -> list[tirx.Var]:
+    """The variables that become known by a parameter."""
+    ty = param.ty
+    if isinstance(ty, ir.PrimType):
+        return [param]
+    values = ty.shape if isinstance(ty, relax.TensorType) else ty.values if isinstance(ty, relax.ShapeType) else None
+    return [] if values is None else [extent for extent in values if isinstance(extent, tirx.Var)]
+
+
+def check_known(model: IRModule) -> None:
+    """Refuse functions with sizes that no call says.
+
+    Raises
+    ------
+    InputError
+        A parameter's extent is made of a variable that isn't the extent of any, such as ``2 * n``.
+    """
+    for name, func in model.functions_items():
+        if not isinstance(func, relax.Function) or "global_symbol" not in (func.attrs or {}):
+            continue  # it isn't called from outside
+        known = {each for param in func.params for each in defines(param)}
+        for param in func.params:
+            shape = param.ty.shape if isinstance(param.ty, relax.TensorType) else None
+            for extent in shape if isinstance(shape, relax.ShapeExpr) else ():
+                unknown = [str(variable.name) for variable in variables_of(extent) if variable not in known]
+                if unknown:
+                    raise InputError(
+                        f"{name.name_hint}: parameter {str(param.name)!r} has the extent {extent}, and {unknown[0]} "
+                        "isn't the extent of any parameter, so no call says what it is; make it a parameter "
+                        "(R.Shape), or import the model with this dimension known, or with one that isn't a multiple"
+                    )
