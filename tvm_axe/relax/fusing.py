@@ -432,6 +432,9 @@ def _tidied(func: tirx.PrimFunc, free: Sequence[tirx.Var]) -> tirx.PrimFunc:
         sums = any(sch.get(maker).init is not None for maker in makers)
         if not sums and any(len(sch.get_consumers(maker)) > 1 for maker in makers):
             continue  # upstream would leave other readers without what they read
+        indices = stmt.body.value.indices
+        if not sums and not _tvm.iter_map(indices, {iv.var: iv.dom for iv in stmt.iter_vars}):
+            continue  # where a sum is divided upstream takes what is read twice to be read once
         turned = sch.compute_inline if sums else sch.reverse_compute_inline
         with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):  # as of what can't be turned around
             turned(block)
