@@ -53,6 +53,7 @@ def w4a16_matmul(
     block_n: int,
     block_k: int,
     stages: int = 0,
+    blocks: int = 1,
     **options: Any,
 ) -> Recipe:
     """C = epilogue(A V^T), where V[j, i] = (code(j, i) - zero) * scale is of `dtype`, a type of 16 bits.
@@ -88,7 +89,9 @@ def w4a16_matmul(
         partial: T.Buffer((splits, m, n), "float32"),
         C: T.Buffer((m, n), dtype),
     ) -> None:
-        with tile.kernel(splits, tile.cdiv(count, block_m), tile.cdiv(n, block_n)) as (z, i, j):
+        with tile.kernel(
+            splits, tile.cdiv(count, block_m), tile.cdiv(n, block_n), blocks_per_sm=blocks if blocks > 1 else None
+        ) as (z, i, j):
             raw = tile.shared((block_n, block_k // 2), "uint8")
             scale = tile.shared((rows, block_n), dtype)
             a = tile.shared((block_m, block_k), dtype)
@@ -171,6 +174,7 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
         "block_n": choose(block_n, 64, 128),
         "block_k": block_k,
         "stages": choose(0, 3, 4, 6),
+        "blocks": choose(1, 2, 3, 4),
     }
 
 

@@ -242,6 +242,7 @@ _ARITHMETIC: dict[type, Any] = {
     ir.prim.FloorMod: np.mod,
     ir.prim.Min: np.minimum,
     ir.prim.Max: np.maximum,
+    ir.prim.BitwiseAnd: np.bitwise_and,
 }
 
 

@@ -8,17 +8,64 @@ gives:
 >>> np.uint16(0x6400 + 5).view(np.float16) - np.float16(1024)
 np.float16(5.0)
 
+Codes of some bits that lie side by side in an integer are added to two floats at once, which is one register:
+
+>>> byte, both = 0xA7, 0x64006400
+>>> hex(both + ((byte | byte << 12) & 0x000F000F))
+'0x640a6407'
+
 Source: Kim et al., "Who says elephants can't run", 2022, section 3.3, for weights of 4 and 8 bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import tvm_ffi
 from tvm import sym, tirx
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import alike, loads_in, substitute
+from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
 
 UNITS = {"float16": (0x6400, 1024), "bfloat16": (0x4300, 128)}
 """By type the bits, and the value, of the float whose last bit is 1; as many integers follow it."""
+
+HALVES = ("lower", "upper")
+
+
+def _half(both: tirx.Expr, half: str) -> tirx.Expr:
+    """The bits of one of two floats in a register, which the assembler takes for a pair; shifts would take it apart."""
+    name = f"axe_{half}_half"
+    code = f"""
+__device__ __forceinline__ unsigned short {name}(int both) {{
+  unsigned short lower, upper;
+  asm("mov.b32 {{%0, %1}}, %2;" : "=h"(lower), "=h"(upper) : "r"(both));
+  return {half};
+}}
+"""
+    return _tvm.device_call(name, both, code=code, gives="uint16")
+
+
+def _masked(value: tirx.Expr, mask: int, others: int) -> tirx.Expr:
+    """The bits of a mask, and other bits that are set: one instruction, of which the assembler makes two by itself.
+
+    Source: PTX ISA, section 9.7.8.6, "lop3": 0xEA is the table of a & b | c.
+    """
+    name = f"axe_bits_{mask:x}_{others:x}"
+    code = f"""
+__device__ __forceinline__ int {name}(int value) {{
+  int bits;
+  asm("lop3.b32 %0, %1, {mask:#x}, {others:#x}, 0xEA;" : "=r"(bits) : "r"(value));
+  return bits;
+}}
+"""
+    return _tvm.device_call(name, value, code=code, gives="int32")
+
+
+_HALF = 16
+"""The bits of each of two floats in a register."""
 
 
 def decoded(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -38,4 +85,109 @@ def decoded(func: tirx.PrimFunc) -> tirx.PrimFunc:
         number = analyzer.simplify(value + (bits - low)).astype("uint16")
         return tirx.reinterpret(target, number) - tirx.const(unit - low, target)
 
-    return func.with_body(_tvm.structural_map(func.body, (tirx.Cast, on_cast)))
+    body = _tvm.structural_map(func.body, (tirx.Cast, on_cast))
+    return func.with_body(_tvm.structural_map(body, (tirx.For, lambda loop: _in_pairs(loop, analyzer))))
+
+
+def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
+    """The loop; one that stores two neighbours of the same bytes has their bits made at once, in front of it."""
+    store = loop.body
+    if (
+        loop.kind != tirx.ForKind.UNROLLED
+        or not isinstance(loop.extent, tirx.IntImm)
+        or int(loop.extent) != 2
+        or not isinstance(loop.min, tirx.IntImm)
+        or int(loop.min) != 0
+        or not isinstance(store, tirx.BufferStore)
+        or any(load.source.data.same_as(store.buffer.data) for load in loads_in(store.value))
+    ):
+        return loop
+    words: list[tirx.Bind] = []
+    halves: dict[tirx.Expr, tirx.Var] = {}
+
+    def found(cast: tirx.Cast) -> None:
+        if str(cast.ty) != "uint16" or str(cast.value.ty) != "int32":
+            return
+        numbers = [analyzer.simplify(substitute(cast.value, {loop.loop_var: at})) for at in places]
+        word = _word(_codes(numbers[0]), _codes(numbers[1]), analyzer)
+        if word is not None:
+            halves[cast] = tirx.Var("both", "int32")
+            words.append(tirx.Bind(halves[cast], word))
+
+    places = [tirx.const(n, loop.loop_var.ty) for n in range(2)]
+    tvm_ffi.structural_walk(store.value, (tirx.Cast, found))
+    if not words:
+        return loop
+    stores = []
+    for at, name in zip(places, HALVES):
+
+        def half(cast: tirx.Cast, name: str = name) -> tirx.Expr:
+            both = halves.get(cast)
+            return cast if both is None else _half(both, name)
+
+        value = _tvm.structural_map(store.value, (tirx.Cast, half))
+        stores.append(substitute(tirx.BufferStore(store.buffer, value, store.indices), {loop.loop_var: at}))
+    return tirx.SeqStmt([*words, *stores])
+
+
+class _Codes(NamedTuple):
+    """An integer as the sum of `source >> shift & mask`, whose mask is of lowest bits, and of other terms."""
+
+    source: tirx.Expr
+    shift: int
+    mask: int
+    rest: tirx.Expr
+
+
+def _codes(number: tirx.Expr) -> _Codes | None:
+    """The only term that takes bits, and the other ones; None if there is none or several."""
+    found, rest = [], tirx.const(0, "int32")
+    for sign, term in _terms(number, 1):
+        bits = _bits(term) if sign == 1 else None
+        if bits is not None:
+            found.append(bits)
+        else:
+            rest = rest + term if sign == 1 else rest - term
+    return _Codes(*found[0], rest) if len(found) == 1 else None
+
+
+def _terms(number: tirx.Expr, sign: int) -> Iterator[tuple[int, tirx.Expr]]:
+    """The terms of a sum, each with its sign."""
+    if isinstance(number, (tirx.Add, tirx.Sub)):
+        yield from _terms(number.a, sign)
+        yield from _terms(number.b, sign if isinstance(number, tirx.Add) else -sign)
+    else:
+        yield sign, number
+
+
+def _bits(term: tirx.Expr) -> tuple[tirx.Expr, int, int] | None:
+    """What a term takes bits of, from which on, and the mask of as many lowest bits."""
+    if not isinstance(term, tirx.BitwiseAnd) or not isinstance(term.b, tirx.IntImm):
+        return None
+    source, shift, mask = term.a, 0, int(term.b)
+    if isinstance(source, tirx.RShift):
+        known = evaluate(source.b, {})
+        if known is None:
+            return None
+        source, shift = source.a, int(known)
+    return (source, shift, mask) if mask > 0 and mask & (mask + 1) == 0 else None
+
+
+def _word(first: _Codes | None, second: _Codes | None, analyzer: sym.Analyzer) -> tirx.Expr | None:
+    """Both numbers in an int32, the second in its upper half; None if they aren't bits of one integer and equal else.
+
+    The integer is moved so that the second's bits are in the upper half, and both are masked at once.
+    """
+    if first is None or second is None or first.mask != second.mask:
+        return None
+    if not alike([first.source, first.rest], [second.source, second.rest]):
+        return None
+    bound, moved = analyzer.const_int_bound(first.source), _HALF - second.shift
+    # Neither copy of the integer may have a bit where the other one is masked.
+    if first.shift or int(bound.min_value) < 0 or int(bound.max_value) >= 1 << moved or moved < first.mask.bit_length():
+        return None
+    mask = first.mask | first.mask << _HALF
+    copies, rest = first.source * (1 << moved | 1), analyzer.simplify(first.rest * (1 << _HALF | 1))
+    if isinstance(rest, tirx.IntImm) and int(rest) & mask == 0:
+        return _masked(copies, mask, int(rest))
+    return tirx.bitwise_and(copies, mask) + rest
