@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.collective import MeshKernel, MeshTensor, Workers, launch
+from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
 from tvm_axe.tile.atomics import SWAPPED
 from tvm_axe.tile.checks import ATOMIC
@@ -124,9 +125,20 @@ def test_compare_and_swap_on_cpus(workers):
 @pytest.fixture(scope="module", params=[(2, True), (2, False), (4, True)], ids=["two", "one context", "four"])
 def gpus(request: pytest.FixtureRequest, on_gpus) -> Iterator[Workers]:
     devices, processes = request.param
-    mesh = Mesh({"tp": devices})
-    with launch(mesh, engine="cuda", processes=processes, **on_gpus(devices, "device")) as workers:
+    placed = on_gpus(devices, "device")
+    if not processes and len(set(placed["gpus"])) < devices:
+        pytest.skip("a kernel that waits for a peer's in one context needs a GPU for each, and there is one")
+    with launch(Mesh({"tp": devices}), engine="cuda", processes=processes, **placed) as workers:
         yield workers
+
+
+@pytest.mark.gpu
+def test_threads_that_share_a_gpu_are_refused(cuda):
+    with (
+        launch(Mesh({"tp": 2}), engine="cuda", gpus=(0, 0), processes=False) as workers,
+        pytest.raises(InputError, match=r"func waits while it runs, .* share a GPU, .* or launch processes"),
+    ):
+        MeshKernel(workers, joining("add", "float32", 2))
 
 
 @pytest.mark.gpu

@@ -63,6 +63,9 @@ class Session(ABC):
         Whether the workers have gone.
     table : Table or None
         Which algorithms collectives take, where there is a choice.
+    shares_context : bool
+        Whether a GPU is that of several workers of one process, in which a kernel's first launch waits for those that
+        run.
     mirror : Mirror or None
         What keeps the controller's copies of slabs on other machines up to date, if there are any.
     connected : frozenset of str
@@ -75,6 +78,7 @@ class Session(ABC):
     messages: Mirror | None = None
     connected: frozenset[str] = frozenset()
     table: Table | None = None
+    shares_context: bool = False
 
     def __init__(self, mesh: Mesh, timeout: float, arena: Arena | None = None) -> None:
         self._mesh = mesh

@@ -23,6 +23,7 @@ from tvm_axe.machines import resolve_target
 from tvm_axe.tile.arguments import Parameter, Scalar, parameters
 from tvm_axe.tile.assuming import find_broken
 from tvm_axe.tile.lowering import emit, plan
+from tvm_axe.tile.nodes import Wait
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 
@@ -45,8 +46,8 @@ class MeshKernel:
     Raises
     ------
     InputError
-        The mesh has no such axis, or more than one and none is named; the program is of another number of devices, or
-        takes numbers that are no int32.
+        The mesh has no such axis, or more than one and none is named; the program is of another number of devices,
+        takes numbers that are no int32, or waits where workers are threads that share a GPU.
     TileError
         The program is malformed, or the workers' devices cannot run it (`tvm_axe.tile.plan`).
     WorkerError
@@ -57,6 +58,11 @@ class MeshKernel:
         decided = plan(program if isinstance(program, TileProgram) else read(program), resolve_target(workers.target))
         self.workers, self.name = workers, decided.program.name
         self._params, self._assumptions = parameters(decided.program), decided.program.assumptions
+        if workers.shares_context and any(isinstance(node, Wait) for node in decided.program.nodes()):
+            raise InputError(
+                f"{self.name} waits while it runs, and several of the workers are threads that share a GPU, where a peer's "
+                "kernel may not start beside one that waits; give each a GPU, or launch processes, which take turns"
+            )
         names = workers.mesh.names
         if axis is None and len(names) != 1:
             raise InputError(f"{self.name}: the mesh has the axes {', '.join(names)}; valid is axis=, one of them")

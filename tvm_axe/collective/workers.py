@@ -125,6 +125,11 @@ class Workers(Operations):
         return self._session.table
 
     @property
+    def shares_context(self) -> bool:
+        """Whether a GPU is that of several of them in one process, in which a kernel can't wait for a peer's."""
+        return self._session.shares_context
+
+    @property
     def apart(self) -> frozenset[str]:
         """The mesh axes of which `is_apart` is true."""
         return frozenset(filter(self._session.is_apart, self.mesh.names))

@@ -182,7 +182,7 @@ class CudaEngine(Engine):
         size = addresses(list(map(driver.memory_of, gpus)), page)
         alone = processes is None or bool(processes)
         session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets, neighbours, axes, unique)
-        session.table = table
+        session.table, session.shares_context = table, shared > 1 and not alone
         session.start()
         return session
 
