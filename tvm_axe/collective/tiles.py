@@ -60,8 +60,9 @@ class MeshKernel:
         self._params, self._assumptions = parameters(decided.program), decided.program.assumptions
         if workers.shares_context and any(isinstance(node, Wait) for node in decided.program.nodes()):
             raise InputError(
-                f"{self.name} waits while it runs, and several of the workers are threads that share a GPU, where a peer's "
-                "kernel may not start beside one that waits; give each a GPU, or launch processes, which take turns"
+                f"{self.name} waits while it runs, and several of the workers are threads that share a GPU, where a "
+                "peer's kernel may not start beside one that waits; give each a GPU, or launch processes, which take "
+                "turns"
             )
         names = workers.mesh.names
         if axis is None and len(names) != 1:

@@ -36,6 +36,9 @@ MIDDLE = 8
 _FEW, _SOME = 16, 64
 """Rows that tiles are for where it isn't known how many there are: a batch of tokens, or a part of a prompt."""
 
+_WORTH = 3
+"""Parts of a sum of more than a few rows that are worth being added by another program."""
+
 TYPES = ("float16", "bfloat16")
 
 
@@ -64,7 +67,7 @@ def w4a16_matmul(
 
     The product is computed transposed, V A^T: weights are decoded into registers, from where tensor cores take 64 rows,
     and A comes on the side that takes any multiple of 8. `splits` blocks share each sum, whose parts a second program
-    adds.
+    adds; a multiprocessor runs `blocks` of them at once.
 
     Raises
     ------
@@ -166,16 +169,35 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     block_m = min(8 * tile.cdiv(m, 8), most)
     block_n = 128 if m > 64 else 64
     block_k = _of_groups(group, *((128, 256, 64) if m <= 64 else (64, 32, 128)))
+    blocks = _together(m) if block_k[0] <= 128 else min(2, _together(m))
     tiles = tile.cdiv(n, block_n) * tile.cdiv(m, block_m)
-    wanted = max(1, min(2 * machine.processors // tiles, k // (4 * block_k[0])))
     return {
-        "splits": choose(wanted, 1, 2, 4, 8),
+        "splits": choose(_parts(machine, m, tiles, k // block_k[0], blocks), 1, 2, 4, 8),
         "block_m": choose(block_m, 64, 128),
         "block_n": choose(block_n, 64, 128),
         "block_k": block_k,
         "stages": choose(0, 3, 4, 6),
-        "blocks": choose(1, 2, 3, 4),
+        "blocks": choose(blocks, 1, 2, 3, 4),
     }
+
+
+def _together(rows: int) -> int:
+    """How many blocks a multiprocessor runs at once: a block decodes while another one waits for its bytes or products.
+
+    Each has decoded weights in its registers, and sums of as many rows.
+    """
+    return next((blocks for most, blocks in ((_FEW, 4), (32, 3), (_SOME, 2)) if rows <= most), 1)
+
+
+def _parts(machine: Gpu, rows: int, tiles: int, steps: int, blocks: int) -> int:
+    """Into how many parts a sum is split: as many as run at once, of eight steps at least.
+
+    Of more than a few rows two parts aren't worth being added. Of many rows a block that has ended takes another tile.
+    """
+    if rows > _SOME:
+        return max(1, min(2 * machine.processors // tiles, steps // 4))
+    parts = max(1, min(blocks * machine.processors // tiles, steps // 8))
+    return 1 if rows > _FEW and parts < _WORTH else parts
 
 
 def _fewer_rows(target: Target, problem: Problem) -> Fewer | None:

@@ -1,14 +1,16 @@
 """Casts of integers of few values to 16-bit floats: which are made by adding, and that these are the same numbers."""
 
 import doctest
+import re
 
 import numpy as np
 import pytest
-from tvm import tirx
+from tvm import ir, sym, tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
+from tvm_axe.stream.tiled.expressions import Evaluator
 from tvm_axe.tile.targets.cuda.instructions import small_integers
 
 AMPERE = Target({"kind": "cuda", "arch": "sm_80"})
@@ -54,6 +56,67 @@ def test_they_are_the_same_numbers(dtype):
         numbers = np.arange(low, low + unit)
         floats = (numbers + (bits - low)).astype("uint16").view(np.dtype(dtype))
         assert ((floats - np.array(unit - low, np.dtype(dtype))).astype("int64") == numbers).all(), low
+
+
+def pairs(value, columns=2, dtype="bfloat16"):
+    """The lowered program that decodes a left operand, of which a thread has neighbours along k."""
+
+    @T.prim_func
+    def func(
+        A: T.Buffer((64, 128 // columns), "uint8"), B: T.Buffer((64, 128), dtype), C: T.Buffer((64, 64), "float32")
+    ):
+        with tile.kernel(1):
+            raw = tile.shared((64, 128 // columns), "uint8")
+            a, b = tile.fragment((64, 128), dtype), tile.shared((64, 128), dtype)
+            c = tile.fragment((64, 64), "float32")
+            tile.copy(A[0, 0], raw)
+            tile.copy(B[0, 0], b)
+            tile.fill(c, 0)
+            with tile.parallel(64, 128) as (i, j):
+                a[i, j] = T.cast(value(T.cast(raw[i, j // columns], "int32"), j), dtype)
+            tile.gemm(a, b, c, transpose_b=True)
+            tile.copy(c, C[0, 0])
+
+    return tile.lower(func, Target({"kind": "cuda", "arch": "sm_90a"})).script()
+
+
+@pytest.mark.parametrize(
+    "value, columns, both",
+    [
+        (lambda byte, j: (byte >> (j % 2 * 4) & 15) - 8, 2, True),
+        (lambda byte, j: (byte >> (j % 2 * 4) & 15) + (byte & 3), 2, False),  # two terms take bits
+        (lambda byte, j: (byte >> (j % 2 * 4) & 7) - 4, 2, True),
+        (lambda byte, j: (byte >> (j % 4 * 2) & 3) - 2, 4, False),  # of four a byte two aren't the lowest
+        (lambda byte, j: (byte >> (4 - j % 2 * 4) & 15) - 8, 2, False),  # the first has the upper bits
+        (lambda byte, j: (byte & 15) - 8, 1, False),
+    ],
+)
+def test_which_codes_are_made_in_pairs(value, columns, both):
+    assert ("axe_upper_half" in pairs(value, columns)) == both
+
+
+def test_a_number_that_may_carry_is_made_by_itself():
+    """A cast of the user's own wraps, and a pair of such would reach from one into the other."""
+    keep = pairs(lambda byte, j: (byte >> (j % 2 * 4) & 15) - 8)
+    wraps = pairs(lambda byte, j: T.cast((byte >> (j % 2 * 4) & 15) - 8, "uint16") & 127)
+    assert "axe_upper_half" in keep and "axe_upper_half" not in wraps
+
+
+@pytest.mark.parametrize("least, less", [(0x6400, False), (0x6400 - 8, False), (0x6400, True)])
+def test_the_bits_of_a_pair(least, less):
+    """Of every byte, and of every number less."""
+    byte, zero = tirx.Var("byte", "uint8"), tirx.Var("zero", "uint8")
+    numbers = [(tirx.Cast("int32", byte) >> tirx.const(shift, "int32") & 15) + least for shift in (0, 4)]
+    numbers = [number - tirx.Cast("int32", zero) if less else number for number in numbers]
+    word = small_integers._word(*map(small_integers._codes, numbers), sym.Analyzer())
+    evaluated = Evaluator({byte: np.arange(256)[:, None], zero: np.arange(256)[None]})
+    lower, upper = map(evaluated, numbers)
+    if isinstance(word, ir.Call):  # a device function: the bits of a mask, and others
+        mask, others = (int(text, 16) for text in re.findall(r"axe_bits_(\w+)_(\w+)", str(word))[0])
+        found = evaluated(word.args[1]) & mask | others
+    else:
+        found = evaluated(word)
+    np.testing.assert_array_equal(found, lower + (upper << 16))
 
 
 def test_the_examples():

@@ -32,7 +32,10 @@ from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
 UNITS = {"float16": (0x6400, 1024), "bfloat16": (0x4300, 128)}
 """By type the bits, and the value, of the float whose last bit is 1; as many integers follow it."""
 
-HALVES = ("lower", "upper")
+_HALF = 16
+"""The bits of each of two floats in a register."""
+
+_HALVES = ("lower", "upper")
 
 
 def _half(both: tirx.Expr, half: str) -> tirx.Expr:
@@ -51,7 +54,7 @@ __device__ __forceinline__ unsigned short {name}(int both) {{
 def _masked(value: tirx.Expr, mask: int, others: int) -> tirx.Expr:
     """The bits of a mask, and other bits that are set: one instruction, of which the assembler makes two by itself.
 
-    Source: PTX ISA, section 9.7.8.6, "lop3": 0xEA is the table of a & b | c.
+    Source: PTX ISA, "Logic and Shift Instructions: lop3": 0xEA is the table of a & b | c.
     """
     name = f"axe_bits_{mask:x}_{others:x}"
     code = f"""
@@ -62,10 +65,6 @@ __device__ __forceinline__ int {name}(int value) {{
 }}
 """
     return _tvm.device_call(name, value, code=code, gives="int32")
-
-
-_HALF = 16
-"""The bits of each of two floats in a register."""
 
 
 def decoded(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -109,6 +108,8 @@ def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
         if str(cast.ty) != "uint16" or str(cast.value.ty) != "int32":
             return
         numbers = [analyzer.simplify(substitute(cast.value, {loop.loop_var: at})) for at in places]
+        if not all(_fits(analyzer.const_int_bound(number), 1 << _HALF) for number in numbers):
+            return  # one would carry into the other
         word = _word(_codes(numbers[0]), _codes(numbers[1]), analyzer)
         if word is not None:
             halves[cast] = tirx.Var("both", "int32")
@@ -119,7 +120,7 @@ def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
     if not words:
         return loop
     stores = []
-    for at, name in zip(places, HALVES):
+    for at, name in zip(places, _HALVES):
 
         def half(cast: tirx.Cast, name: str = name) -> tirx.Expr:
             both = halves.get(cast)
@@ -128,6 +129,11 @@ def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
         value = _tvm.structural_map(store.value, (tirx.Cast, half))
         stores.append(substitute(tirx.BufferStore(store.buffer, value, store.indices), {loop.loop_var: at}))
     return tirx.SeqStmt([*words, *stores])
+
+
+def _fits(bound: sym.ConstIntBound, end: int) -> bool:
+    """Whether an integer is in 0 to `end`, which it isn't."""
+    return int(bound.min_value) >= 0 and int(bound.max_value) < end
 
 
 class _Codes(NamedTuple):
@@ -182,9 +188,10 @@ def _word(first: _Codes | None, second: _Codes | None, analyzer: sym.Analyzer) -
         return None
     if not alike([first.source, first.rest], [second.source, second.rest]):
         return None
-    bound, moved = analyzer.const_int_bound(first.source), _HALF - second.shift
+    moved = _HALF - second.shift
     # Neither copy of the integer may have a bit where the other one is masked.
-    if first.shift or int(bound.min_value) < 0 or int(bound.max_value) >= 1 << moved or moved < first.mask.bit_length():
+    apart = _fits(analyzer.const_int_bound(first.source), 1 << moved) and first.mask < 1 << moved
+    if first.shift or not 0 < second.shift < _HALF or not apart:
         return None
     mask = first.mask | first.mask << _HALF
     copies, rest = first.source * (1 << moved | 1), analyzer.simplify(first.rest * (1 << _HALF | 1))
