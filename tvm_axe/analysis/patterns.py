@@ -200,7 +200,7 @@ def stays_small(block: s_tir.SBlock, reader: s_tir.SBlock) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _size(block: s_tir.SBlock) -> int:
-    """The number of expressions in a block's body, each counted as often as it occurs."""
+    """Return the number of expressions in a block's body, each counted as often as it occurs."""
     count = 0
 
     def on_expr(_: tirx.Expr) -> None:
