@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tvm
@@ -10,13 +12,17 @@ from tvm import relax, s_tir, tirx
 from tvm.script import tirx as T
 
 import tvm_axe as axe
+from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.analysis.tree import has_threads
+from tvm_axe.lower.defaults import with_kernels
 from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines import resolve_target
+from tvm_axe.machines.inlining import inlined
 from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.nests import with_default_schedules
 
 TARGET = resolve_target("llvm", threads=2)
+HOPPER = resolve_target("cuda:sm_90a")
 op = relax.op
 
 
@@ -113,6 +119,45 @@ def test_results_are_those_of_the_function_without_a_schedule(name):
     for func in kernels(build, *inputs).functions.values():
         want, got = results(func, False, {"n": 37}), results(func, True, {"n": 37})
         assert np.abs(got - want).max() <= 2e-5 * max(1, np.abs(want).max())
+
+
+STEPS = 24
+ENDS = {
+    "nothing behind": (op.abs, np.abs),
+    "a sum of rows": (lambda y: op.sum(y, -1), lambda y: y.sum(-1)),
+    "a sum of columns": (lambda y: op.sum(y, 0), lambda y: y.sum(0)),
+    "a product": (lambda y: op.matmul(y, op.permute_dims(y)), lambda y: y @ y.T),
+}
+
+
+def in_steps(end, emit, x):
+    """What is read four times to make the next: in one expression, ``4**STEPS`` loads."""
+    for _ in range(STEPS):
+        cube = emit(op.multiply(emit(op.multiply(x, x)), x))
+        x = emit(op.subtract(x, emit(op.multiply(cube, relax.const(2.0**-10)))))
+    return ENDS[end][0](x)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_steps_that_each_read_the_last_several_times(end):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((24, 40), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(in_steps(end, builder.emit, x))
+        builder.emit_func_output(out)
+    given = np.random.default_rng(0).standard_normal((24, 40)).astype("float32")
+    want = given.astype("float64")
+    for _ in range(STEPS):
+        want = want - want**3 * 2.0**-10
+    got = np.asarray(axe.compile(builder.get(), target=TARGET, work_dir=None)(given))
+    np.testing.assert_allclose(got, ENDS[end][1](want), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("inlines", [inlined, lambda func: with_kernels(func, HOPPER) or func], ids=["alone", "joined"])
+def test_steps_that_each_read_the_last_several_times_stay_apart_for_a_gpu(inlines):
+    (func,) = kernels(partial(in_steps, "nothing behind"), (24, 40)).functions.values()
+    assert 0 < len(loads_in(inlines(func).body)) < 100 * STEPS
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8"])

@@ -136,7 +136,7 @@ HALVES: dict[str, Callable[[Any], Any]] = {
     "median": lambda x: x.median(2).values,
     "sampled": lambda x: nn.functional.grid_sample(x, x[..., :2], align_corners=False),
     "expand": lambda x: x[:, :1, :1, :1].expand(4, 3, 16, 16).clone(),
-    "sums": lambda x: torch.stack([x[0, 0].flatten().cumsum(0), x[0, 0, 0].logcumsumexp(0).repeat(6)]),
+    "sums": lambda x: torch.stack([x.flatten().cumsum(0), x.flatten().logcumsumexp(0)]),
     "near zero": lambda x: torch.stack([torch.expm1(x / 64), torch.log1p(x.abs() / 64), nn.functional.elu(x / 64)]),
     "groups": lambda x: nn.functional.group_norm(x[:, :4], 2),
     "trained": lambda x: nn.functional.batch_norm(x, None, None, training=True),

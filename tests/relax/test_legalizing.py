@@ -9,10 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.relax import op
 
 import tvm_axe as axe
+from tvm_axe._tvm import legalize_ops
 
 LARGE = [0, 1e-6, -1e-3, 0.9, -1.1, 3, 11, -20, 88.9, -89, 300, -1e4, np.inf, -np.inf, np.nan, 0.5]
 OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -90,3 +91,48 @@ def test_negative_places(workers: Any, places: Any, axis: int, rows: int | tirx.
     want = np.take(given, places, axis)
     assert np.array_equal(axe.compile(builder.get(), work_dir=None)(given), want)
     assert np.array_equal(axe.compile(builder.get(), mesh={"tp": 2}, work_dir=None).run(workers(2), given), want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "uint8"])
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_extremes_begin_from_infinities(workers: Any, name: str, dtype: str) -> None:
+    """Of rows, columns and all, in vectors and apart; of integers they begin as they did."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    x = np.random.default_rng(0).integers(0, 100, (24, 256)).astype(kind)
+    if "float" in dtype:
+        x[:20] = x[:, :96] = -np.inf if name == "max" else np.inf
+        x[:, 3] = x[20] = -x[0, 0]
+    cases = [(axis, keepdims) for axis in (1, 0, -1, (0, 1), None) for keepdims in (False, True)]
+    builder = relax.BlockBuilder()
+    given = relax.Var("x", relax.TensorType(x.shape, dtype))
+    with builder.function("main", [given]):
+        with builder.dataflow():
+            made = [
+                builder.emit(getattr(op, name)(given, [*axis] if isinstance(axis, tuple) else axis, keepdims))
+                for axis, keepdims in cases
+            ]
+            out = builder.emit_output(relax.Tuple(made))
+        builder.emit_func_output(out)
+    alone = axe.compile(builder.get(), work_dir=None)
+    apart = axe.compile(builder.get(), mesh={"tp": 2}, work_dir=None)
+    for values in (x, np.full_like(x, x[0, 0])):
+        want = [getattr(np, name)(values, axis, keepdims=keepdims) for axis, keepdims in cases]
+        for results in (alone(values), apart.run(workers(2), values)):
+            for got, wanted in zip(results, want, strict=True):
+                np.testing.assert_array_equal(np.asarray(got), wanted)
+
+
+@pytest.mark.parametrize("operator", [tirx.Max, tirx.Min])
+def test_partial_extremes_begin_so_too(operator: Any) -> None:
+    name = operator.__name__.lower()
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 64), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(getattr(op, name)(x, 1))
+        builder.emit_func_output(out)
+    sch = s_tir.Schedule(legalize_ops()(builder.get())[name])
+    block = sch.get_sblock("x_red")
+    _, lane = sch.split(sch.get_loops(block)[-1], [None, 16])
+    partial = sch.get(sch.rfactor(lane, 1))
+    assert abs(partial.init.value.value) == np.inf and isinstance(partial.body.value, operator)

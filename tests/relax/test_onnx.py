@@ -170,6 +170,19 @@ def test_small_numbers_keep_their_digits(operator: str, inside: float, kind: str
     np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin", "ReduceLogSumExp"])
+@pytest.mark.parametrize("attributes", [{"axes": [1]}, {"axes": [0, -1], "keepdims": 0}, {}])
+def test_reductions_of_infinities(operator: str, attributes: dict[str, Any]) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="it is the judge")
+    x = drawn(4, 5, 3)
+    x[0], x[1], x[2, 0, 0], x[3, 1] = -np.inf, np.inf, -np.inf, np.inf
+    model = model_of([helper.make_node(operator, ["x"], ["y"], **attributes)], {"x": x}, {})
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (want,) = session.run(None, {"x": x})
+    got = np.asarray(axe.compile(from_onnx(model), work_dir=None)(x))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["int32", "int64"])
 def test_powers_of_integers(kind: str) -> None:
     x, e = np.array([3, -2, 1, -1, 7, 2], kind), np.array([13, 5, -3, -4, 0, -1], kind)

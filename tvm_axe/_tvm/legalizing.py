@@ -10,6 +10,8 @@ import tvm_ffi
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 
+from tvm_axe._tvm.extremes import extreme
+
 _WIDE = "float32"
 _TRUTH_VALUES = {
     "add": topi.logical_or, "maximum": topi.logical_or, "multiply": topi.logical_and, "minimum": topi.logical_and,
@@ -28,7 +30,7 @@ def legalize_ops() -> ir.transform.Pass:
     the sinh and cosh of vectors it has no code on a CPU, and none for truth values that are added, multiplied or
     compared, as masks are.
     Its `take` reads what is in front of a tensor at negative places, as importers have ``x[:, -1]``; of constants ours
-    doesn't. Powers it has of floats alone.
+    doesn't. Powers it has of floats alone. Its maxima and minima begin from a finite number (`extremes`).
 
     Equal calls, as a recurrence that is unrolled has them at each step, are made a function once.
     """
@@ -45,6 +47,8 @@ def legalize_ops() -> ir.transform.Pass:
         "relax.full": _full,
         "relax.full_like": _full,
         "relax.power": _power,
+        "relax.max": extreme(tirx.Max, _by_upstream),
+        "relax.min": extreme(tirx.Min, _by_upstream),
         **written,
         **masks,
     }

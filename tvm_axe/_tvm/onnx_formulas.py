@@ -256,11 +256,11 @@ def _dropout(call: Call, data: Any, ratio: Any = None, training: Any = None, **o
 # ---- Reductions and norms
 
 
-def _extreme(beyond: float, call: Call, data: Any, axes: Any = None, **attributes: Any) -> Any:
+def _extreme(beyond: float, call: Call, data: Any, *axes: Any, **attributes: Any) -> Any:
     """The largest or the least, of truth values too; of no elements an infinity."""
     dtype = _type(data)
     given = call.emit(op.astype(data, "int8")) if dtype == "bool" else data
-    made = call.upstream(call.operator, [given, axes], **attributes)
+    made = call.upstream(call.operator, [given, *axes], **attributes)  # before opset 18 axes are an attribute
     if dtype == "bool":
         return op.greater(made, number(0, made))
     empty = any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in data.ty.shape)
@@ -407,6 +407,15 @@ def _suppressed(call: Call, boxes: Any, scores: Any, *limits: Any, **attributes:
     return call.upstream("NonMaxSuppression", [boxes, scores, *limits], **attributes)
 
 
+def _log_sum_exp(call: Call, data: Any, *axes: Any, **attributes: Any) -> Any:
+    largest = call.emit(call.upstream("ReduceMax", [data, *axes], **{**attributes, "keepdims": 1}))
+    # Of infinities alone the sum is that infinity; minus itself it would be no number.
+    far = call.emit(op.where(op.isfinite(largest), largest, op.zeros_like(largest)))
+    terms = call.emit(op.exp(call.emit(op.subtract(data, far))))
+    sums = call.emit(call.upstream("ReduceLogSum", [terms, *axes], **attributes))
+    return op.add(sums, call.emit(call.upstream("ReduceMax", [far, *axes], **attributes)))
+
+
 CONVERTERS: Mapping[str, Callable[..., Any]] = {
     "Attention": attention,
     "Add": partial(_on_sizes, "Add", lambda a, b: a + b),
@@ -437,6 +446,7 @@ CONVERTERS: Mapping[str, Callable[..., Any]] = {
     "Pow": _power,
     "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_matmul,
+    "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": partial(_extreme, -math.inf),
     "ReduceMin": partial(_extreme, math.inf),
     "RNN": rnn,

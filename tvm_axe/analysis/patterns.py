@@ -29,11 +29,14 @@ __all__ = [
     "loads_of",
     "pattern_of",
     "shift_of",
+    "stays_small",
     "summed",
 ]
 
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 """The kinds of iterators: of elements of the result, and of terms that one element is made of."""
+
+_LARGEST = 4096  # expressions in a block's body
 
 
 class Pattern(enum.Enum):
@@ -184,6 +187,28 @@ def goes_on_with(block: s_tir.SBlock, buffer: tirx.Buffer) -> bool:
         and alike(block.body.buffer.shape, buffer.shape)
         and all(alike(load.indices, block.body.indices) for load in loads_of(block, buffer))
     )
+
+
+def stays_small(block: s_tir.SBlock, reader: s_tir.SBlock) -> bool:
+    """Return whether a reader with a pointwise block inlined is an expression that passes can walk through.
+
+    They walk a tree: of blocks that each read the one before twice, it doubles with each that is inlined.
+    """
+    loads = len(loads_of(reader, block.body.buffer))
+    return _size(reader) + loads * _size(block) <= _LARGEST
+
+
+@functools.lru_cache(maxsize=1024)
+def _size(block: s_tir.SBlock) -> int:
+    """Return the number of expressions in a block's body, each counted as often as it occurs."""
+    count = 0
+
+    def on_expr(_: tirx.Expr) -> None:
+        nonlocal count
+        count += 1
+
+    tvm_ffi.structural_walk(block.body, (tirx.Expr, on_expr))
+    return count
 
 
 def shift_of(block: s_tir.SBlock) -> int | None:

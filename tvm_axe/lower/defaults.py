@@ -12,7 +12,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import covers, nested_blocks, statements
-from tvm_axe.analysis.patterns import is_pointwise
+from tvm_axe.analysis.patterns import is_pointwise, stays_small
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.machines import backend_of
 from tvm_axe.schedule import tile_kernel
@@ -98,7 +98,8 @@ def _join_pointwise(sch: s_tir.Schedule) -> None:
     """Inline pointwise blocks into those that read them, if all are pointwise: one epilogue is left of several."""
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt, readers = sch.get(block), sch.get_consumers(block)
-        if is_pointwise(stmt) and readers and all(is_pointwise(sch.get(reader)) for reader in readers):
+        fits = all(is_pointwise(sch.get(reader)) and stays_small(stmt, sch.get(reader)) for reader in readers)
+        if is_pointwise(stmt) and readers and fits:
             # A parameter that is read again stays, and so does what is written elsewhere than it is read.
             with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):
                 sch.compute_inline(block)

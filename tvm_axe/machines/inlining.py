@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import nested_blocks, says_what_it_touches, statements
-from tvm_axe.analysis.patterns import Pattern, is_pointwise, loads_of, pattern_of
+from tvm_axe.analysis.patterns import Pattern, is_pointwise, loads_of, pattern_of, stays_small
 from tvm_axe.analysis.tree import why_unschedulable
 
 __all__ = ["inlined"]
@@ -64,7 +64,7 @@ def _fits(sch: s_tir.Schedule, block: s_tir.SBlock, readers: list[SBlockRV]) -> 
     size = math.prod(int(extent) for extent in buffer.shape)
     for reader in readers:
         stmt = sch.get(reader)
-        if pattern_of(stmt) is Pattern.OPAQUE or len(loads_of(stmt, buffer)) > _READ:
+        if pattern_of(stmt) is Pattern.OPAQUE or len(loads_of(stmt, buffer)) > _READ or not stays_small(block, stmt):
             return False
         if stmt.init is not None and math.prod(int(it.dom.extent) for it in stmt.iter_vars) > size:
             return False

@@ -26,6 +26,7 @@ from tvm_axe import _tvm
 from tvm_axe.machines.allocation import allocated_as_declared
 from tvm_axe.machines.emptiness import nothing_to_store
 from tvm_axe.machines.narrowing import narrow_loops
+from tvm_axe.machines.partitions import whole_loops
 from tvm_axe.machines.small_floats import constant_stores, exact_casts
 
 __all__ = ["PIPELINE", "float_erf", "float_tanh", "vector_exp"]
@@ -150,6 +151,6 @@ _NUMBER = tirx.Var("x", "float32")
 _WRITTEN_OUT = ((tirx.erf(_NUMBER).op, float_erf), (tirx.tanh(_NUMBER).op, float_tanh))
 _LLVM_EXP = tirx.call_llvm_pure_intrin("float32", "llvm.exp", tirx.const(0.0, "float32"))
 _FIRST = ir.transform.Sequential(
-    [allocated_as_declared, nothing_to_store, narrow_loops, constant_stores, exact_casts, _use_arithmetic]
+    [allocated_as_declared, nothing_to_store, narrow_loops, whole_loops, constant_stores, exact_casts, _use_arithmetic]
 )
 _tvm.register_pipeline(PIPELINE, "s_tir", _FIRST, _use_vector_exp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.analysis.patterns import goes_on_with, is_pointwise
+from tvm_axe.analysis.patterns import goes_on_with, is_pointwise, stays_small
 from tvm_axe.schedule import query
 
 __all__ = ["epilogue", "inline_made", "producer_of"]
@@ -21,7 +21,8 @@ def inline_made(sch: s_tir.Schedule) -> set[str]:
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt, readers = sch.get(block), sch.get_consumers(block)
         made = is_pointwise(stmt) and not sch.get_producers(block) and not query.is_parameter(sch, stmt.body.buffer)
-        if not made or not readers or not all(is_pointwise(sch.get(reader)) for reader in readers):
+        fits = all(is_pointwise(sch.get(reader)) and stays_small(stmt, sch.get(reader)) for reader in readers)
+        if not made or not readers or not fits:
             continue
         try:
             sch.compute_inline(block)

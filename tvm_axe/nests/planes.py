@@ -90,18 +90,17 @@ class Plane:
 
 def find_plane(sch: s_tir.Schedule) -> Plane | None:
     """The function ``main`` as a convolution of images, with what is pointwise before and behind it; else None."""
+    sums = [block for block in sch.get_child_blocks(sch.get_sblock("root")) if not is_pointwise(sch.get(block))]
+    match = _match(sch, sums[0]) if len(sums) == 1 else None
+    if match is None:
+        return None
     sch = sch.copy()
     inline_made(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    sums = [block for block in blocks if not is_pointwise(sch.get(block))]
-    if len(sums) != 1:
-        return None
-    match = _match(sch, sums[0])
-    if match is None:
-        return None
-    around = [producer_of(sch, sums[0], match.data), *epilogue(sch, sums[0])]
-    taken = {match.block, *(query.name_of(sch, block) for block in around if block is not None)}
-    return match if taken == {query.name_of(sch, block) for block in blocks} else None
+    block = sch.get_sblock(match.block)
+    around = [producer_of(sch, block, match.data), *epilogue(sch, block)]
+    taken = {match.block, *(query.name_of(sch, each) for each in around if each is not None)}
+    return match if taken == {query.name_of(sch, each) for each in blocks} else None
 
 
 def _match(sch: s_tir.Schedule, rv: SBlockRV) -> Plane | None:

@@ -26,7 +26,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import loads_in, uses
-from tvm_axe.analysis.patterns import is_pointwise
+from tvm_axe.analysis.patterns import is_pointwise, stays_small
 from tvm_axe.machines.target import cores, vector_bits
 from tvm_axe.nests.contraction import is_plain_nest
 from tvm_axe.schedule import query
@@ -116,6 +116,8 @@ def inline_cheap(sch: s_tir.Schedule, kept: Collection[str] = ()) -> tuple[str, 
         if str(stmt.name_hint) in kept:
             continue
         if not is_pointwise(stmt) or query.is_parameter(sch, stmt.body.buffer) or not _is_cheap(stmt.body.value):
+            continue
+        if not all(stays_small(stmt, sch.get(reader)) for reader in sch.get_consumers(block)):
             continue
         try:
             sch.compute_inline(block)
