@@ -38,10 +38,17 @@ def _along(
     return function(self, dim or None, keepdim) if len(self.ty.shape) else self
 
 
-def _least(emit: Emit, self: relax.Expr, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
+def _extreme(
+    value: Callable[..., relax.Expr],
+    place: Callable[..., relax.Expr],
+    emit: Emit,
+    self: relax.Expr,
+    dim: int,
+    keepdim: bool = False,
+) -> tuple[relax.Expr, relax.Expr]:
     if not len(self.ty.shape):
         return self, relax.const(0, "int64")
-    return op.min(self, dim, keepdim), op.argmin(self, dim, keepdim)
+    return value(self, dim, keepdim), place(self, dim, keepdim)
 
 
 def _logsumexp(emit: Emit, self: relax.Expr, dim: Any, keepdim: bool) -> relax.Expr:
@@ -206,7 +213,8 @@ FORMULAS: Mapping[str, Callable[..., Any]] = {
     "hypot.default": _hypot,
     "logsumexp.default": _logsumexp,
     "masked_scatter.default": _masked_scatter,
-    "min.dim": _least,
+    "max.dim": partial(_extreme, op.max, op.argmax),  # upstream sorts, and a NaN isn't where it belongs
+    "min.dim": partial(_extreme, op.min, op.argmin),
     "var_mean.correction": _var_mean,
 }
 
