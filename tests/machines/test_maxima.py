@@ -1,4 +1,4 @@
-"""Maxima and minima of floats as they are compiled: NaN of either side is kept, beside numpy; and where it needn't be."""
+"""Maxima and minima of floats as they are compiled: a NaN of either side is kept, as by numpy, and where it needn't."""
 
 from __future__ import annotations
 
@@ -46,9 +46,15 @@ FORMS = {
     "min": (tirx.min, np.minimum),
     "relu": (lambda a, b: tirx.max(a, tirx.const(0, a.ty.dtype)), lambda a, b: np.maximum(a, 0)),
     "constant first": (lambda a, b: tirx.Max(tirx.const(1, b.ty.dtype), b), lambda a, b: np.maximum(b, 1)),
-    "clip": (lambda a, b: tirx.min(tirx.max(a, tirx.const(-1, a.ty.dtype)), b), lambda a, b: np.minimum(np.maximum(a, -1), b)),
-    "nested": (lambda a, b: tirx.max(tirx.min(a, b) * a, tirx.max(b, a + b)), lambda a, b: np.maximum(np.minimum(a, b) * a, np.maximum(b, a + b))),
-}  # fmt: skip
+    "clip": (
+        lambda a, b: tirx.min(tirx.max(a, tirx.const(-1, a.ty.dtype)), b),
+        lambda a, b: np.minimum(np.maximum(a, -1), b),
+    ),
+    "nested": (
+        lambda a, b: tirx.max(tirx.min(a, b) * a, tirx.max(b, a + b)),
+        lambda a, b: np.maximum(np.minimum(a, b) * a, np.maximum(b, a + b)),
+    ),
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])

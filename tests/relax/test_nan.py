@@ -102,6 +102,17 @@ def test_behind_products(dtype: str) -> None:
     same(got, torch.relu(F.conv2d(image.double(), kernel.double())), close)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_order(dtype: str) -> None:
+    """NaN is the largest number, behind infinity, and equal elements stay in their order."""
+
+    def ordered(x: Any) -> Any:
+        both = [torch.sort(x, dim=-1, descending=down, stable=True) for down in (False, True)]
+        return (*both[0], *both[1], torch.argsort(x, dim=0, stable=True), torch.sort(x)[0], x.kthvalue(3)[0])
+
+    check(ordered, drawn((5, 67), dtype, share=3))
+
+
 class Shared(nn.Module):
     """Products behind which elements are bounded, and maxima of what devices share."""
 

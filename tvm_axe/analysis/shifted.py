@@ -41,6 +41,8 @@ def sums_show_nan(func: tirx.PrimFunc) -> bool:
     blocks = [block for block in all_blocks(func.body) if block.iter_vars]
     if not all(isinstance(block.body, tirx.BufferStore) for block in blocks):
         return False
+    if len({block.body.buffer for block in blocks}) != len(blocks):
+        return False  # what is read isn't what was stored first
     peaks = [block for block in blocks if isinstance(block.body.value, tirx.Max)]
     if len(peaks) != len(extremes) or {peak.body.buffer for peak in peaks} & set(func.params):
         return False
@@ -50,9 +52,11 @@ def sums_show_nan(func: tirx.PrimFunc) -> bool:
 def _shows(params: set[tirx.Var], blocks: Sequence[s_tir.SBlock], peak: s_tir.SBlock) -> bool:
     of = joined(peak, tirx.Max)
     rows = _rows(peak, of)
-    if rows is None:
+    if of is None or rows is None:
         return False
     x, m = of.source, peak.body.buffer
+    if x in params and any(block.body.buffer.same_as(x) for block in blocks):
+        return False  # the exponentials may be of others
 
     def is_exponential(value: tirx.Expr) -> bool:
         """Whether it is exp(x[...] - m[...]) of an element and its row's maximum."""
@@ -76,7 +80,7 @@ def _shows(params: set[tirx.Var], blocks: Sequence[s_tir.SBlock], peak: s_tir.SB
             continue
         term = term.value if isinstance(term, tirx.Cast) else term
         inside = term.args[0].a if is_exponential(term) else term
-        known = is_exponential(term) or isinstance(term, ir.TensorLoad) and term.source in exponentials
+        known = is_exponential(term) or (isinstance(term, ir.TensorLoad) and term.source in exponentials)
         if known and _rows(block, inside) == rows:
             sums.add(block.body.buffer)
 
@@ -89,9 +93,7 @@ def _shows(params: set[tirx.Var], blocks: Sequence[s_tir.SBlock], peak: s_tir.SB
             if load.source.same_as(m) or load.source in exponentials
         ]
         total = [load.indices for load in loads if load.source in sums]
-        return not own or (
-            _passes(block.body.value) and all(any(alike(row, given) for given in total) for row in own)
-        )
+        return not own or (_passes(block.body.value) and all(any(alike(row, given) for given in total) for row in own))
 
     made = {m, *exponentials, *sums}
     return bool(sums) and all(passes(block) for block in blocks if block.body.buffer not in made)
@@ -106,8 +108,8 @@ def _rows(block: s_tir.SBlock, load: object) -> tuple[int, ...] | None:
     store = block.body
     if len(load.indices) != len(variables) or not alike(store.indices, left):
         return None
-    places = [next((n for n, index in enumerate(load.indices) if index.same_as(var)), None) for var in variables]
-    if None in places or len(set(places)) != len(places):
+    places = [n for var in variables for n, index in enumerate(load.indices) if index.same_as(var)]
+    if len(places) != len(variables):
         return None
     if not all(_goes_over(iterator, load.source.shape[place]) for iterator, place in zip(block.iter_vars, places)):
         return None

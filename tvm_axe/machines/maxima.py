@@ -1,21 +1,23 @@
 """Maxima and minima of floats that keep a NaN.
 
 ``T.max(a, b)`` is ``a > b ? a : b`` in LLVM's code, and fmaxf in CUDA's. The first gives b where a is a NaN, the second
-whichever is a number, so that what went wrong before a relu or a pooling is gone behind it. numpy, PyTorch and ONNX give
-NaN where either is one, and so does what is compiled here.
+whichever is a number, so that what went wrong before a relu or a pooling is gone behind it. numpy, PyTorch and ONNX
+give NaN where either is one, and so does what is compiled here.
 
 It is done to functions whose loops and vectors are made: what schedules, tuning and records know of is ``T.max``.
 """
 
 from __future__ import annotations
 
-import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import DROPS_NAN
 
-__all__ = ["in_cuda", "keep_nan"]
+__all__ = ["PLAIN", "in_cuda", "keep_nan"]
+
+PLAIN = "axe.plain"
+"""Upstream's pipeline with nothing else of ours, for the host: what judges is compiled by it."""
 
 
 @tirx.transform.prim_func_pass(opt_level=0)
@@ -107,5 +109,7 @@ template <> __device__ __forceinline__ float {name}(float a, float b) {{
 
 
 _DEFINED = _defined("axe_max", "max", ">") + _defined("axe_min", "min", "<")
-"""One instruction for a float32 and the types of 16 bits, which a GPU of compute capability 8.0 has; of these two CUDA's
-own functions, found by their types when they are called, which is behind CUDA's headers. Source: PTX ISA, max and min."""
+"""One instruction for a float32 and the types of 16 bits, which a GPU of compute capability 8.0 has; of these it is
+CUDA's own functions, found by the types when they are called, which is behind CUDA's headers. Source: PTX ISA, max."""
+
+_tvm.register_pipeline(PLAIN, "s_tir", ir.transform.Sequential([]), keep_nan)
