@@ -30,7 +30,7 @@ _PASSING_CALLS = tuple(function(tirx.Var("x", "float32")).op for function in (ti
 
 
 def sums_show_nan(func: tirx.PrimFunc) -> bool:
-    """Whether a function that nobody scheduled has maxima, and gives the same if they give a number for a NaN."""
+    """Return whether a function that nobody scheduled has maxima, and gives the same if they give a number for a NaN."""
     realized: list[s_tir.SBlockRealize] = []
     extremes: list[tirx.Expr] = []
     tvm_ffi.structural_walk(
@@ -59,7 +59,7 @@ def _shows(params: set[tirx.Var], blocks: Sequence[s_tir.SBlock], peak: s_tir.SB
         return False  # the exponentials may be of others
 
     def is_exponential(value: tirx.Expr) -> bool:
-        """Whether it is exp(x[...] - m[...]) of an element and its row's maximum."""
+        """Return whether it is exp(x[...] - m[...]) of an element and its row's maximum."""
         if not isinstance(value, ir.Call) or not value.op.same_as(_EXP) or not isinstance(value.args[0], tirx.Sub):
             return False
         a, b = value.args[0].a, value.args[0].b
@@ -85,7 +85,7 @@ def _shows(params: set[tirx.Var], blocks: Sequence[s_tir.SBlock], peak: s_tir.SB
             sums.add(block.body.buffer)
 
     def passes(block: s_tir.SBlock) -> bool:
-        """Whether what a block computes of a maximum or an exponential is NaN where the row's sum is."""
+        """Return whether what a block computes of a maximum or an exponential is NaN where the row's sum is."""
         loads = loads_in(block.body)
         own = [
             load.indices if load.source.same_as(m) else [load.indices[n] for n in rows]
@@ -100,7 +100,7 @@ def _shows(params: set[tirx.Var], blocks: Sequence[s_tir.SBlock], peak: s_tir.SB
 
 
 def _rows(block: s_tir.SBlock, load: object) -> tuple[int, ...] | None:
-    """Which dimensions of a tensor a reduction leaves, in their order; None if it isn't one of all its elements."""
+    """Return which dimensions of a tensor a reduction leaves; None if it isn't one of all elements, in their order."""
     if not isinstance(load, ir.TensorLoad) or block.init is None:
         return None
     variables = [iterator.var for iterator in block.iter_vars]
@@ -118,7 +118,7 @@ def _rows(block: s_tir.SBlock, load: object) -> tuple[int, ...] | None:
 
 
 def _is_whole(block: s_tir.SBlock) -> bool:
-    """Whether a block stores each element of a tensor, its iterators being the indices."""
+    """Return whether a block stores each element of a tensor, its iterators being the indices."""
     store = block.body
     return alike(store.indices, [iterator.var for iterator in block.iter_vars]) and all(
         _goes_over(iterator, extent) for iterator, extent in zip(block.iter_vars, store.buffer.shape)
@@ -130,7 +130,7 @@ def _goes_over(iterator: tirx.IterVar, extent: tirx.Expr) -> bool:
 
 
 def _passes(value: tirx.Expr) -> bool:
-    """Whether a NaN of any element is passed on to the result."""
+    """Return whether a NaN of any element is passed on to the result."""
     if isinstance(value, ir.TensorLoad):
         return True
     if isinstance(value, ir.Call):
