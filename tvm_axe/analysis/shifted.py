@@ -30,7 +30,7 @@ _PASSING_CALLS = tuple(function(tirx.Var("x", "float32")).op for function in (ti
 
 
 def sums_show_nan(func: tirx.PrimFunc) -> bool:
-    """Return whether a function that nobody scheduled has maxima, and gives the same if they give a number for a NaN."""
+    """Return whether a function that nobody scheduled has maxima, and gives the same if they drop a NaN."""
     realized: list[s_tir.SBlockRealize] = []
     extremes: list[tirx.Expr] = []
     tvm_ffi.structural_walk(
