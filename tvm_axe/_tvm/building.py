@@ -122,6 +122,7 @@ def build_cuda(
     overlap: bool = False,
     pipeline: str = "tirx",
     aligned: str = "",
+    finished: Callable[[IRModule], tuple[IRModule, str]] = lambda device: (device, ""),
 ) -> tuple[runtime.Module, str]:
     """Build a module of CUDA functions by one of upstream's pipelines; returns what can be run, and the CUDA source.
 
@@ -129,7 +130,8 @@ def build_cuda(
     a machine without a CUDA driver the result's functions can't be called. With `overlap` a kernel is launched while
     the one before it still runs; each must wait for that one (``griddepcontrol.wait``) before it touches global memory.
     An attribute of a function that is `aligned`, a point and the name of a parameter says of how many bytes a tensor's
-    address must be a multiple; another one is refused when the function is called.
+    address must be a multiple; another one is refused when the function is called. What `finished` makes of the
+    device's lowered functions is compiled, behind the source that it gives.
     """
     lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
     host_target = Target("llvm") if target.host is None else target.host
@@ -143,9 +145,9 @@ def build_cuda(
     if not devices:
         return codegen_build(finish_host()(host), host_target), ""
     ((device_target, device),) = devices.items()
-    device = finish_device()(device)
+    device, defined = finished(finish_device()(device))
     generated = _generated(device, device_target)
-    source = str(generated.inspect_source())
+    source = defined + str(generated.inspect_source())
     cubin = to_cubin(source)
     create = tvm_ffi.get_global_func(_CREATE_CUDA, allow_missing=True)
     if create is not None:

@@ -44,6 +44,14 @@ def _least(emit: Emit, self: relax.Expr, dim: int, keepdim: bool) -> tuple[relax
     return op.min(self, dim, keepdim), op.argmin(self, dim, keepdim)
 
 
+def _largest(emit: Emit, self: relax.Expr, dim: int, keepdim: bool = False) -> tuple[relax.Expr, relax.Expr]:
+    """The largest elements and their places. Upstream takes both from a `topk`, which loses a NaN."""
+    if not len(self.ty.shape):
+        return self, relax.const(0, "int64")
+    places = emit(op.topk(self, 1, dim, "indices", True, "int64"))
+    return op.max(self, dim, keepdim), places if keepdim else op.squeeze(places, [dim])
+
+
 def _logsumexp(emit: Emit, self: relax.Expr, dim: Any, keepdim: bool) -> relax.Expr:
     if not len(self.ty.shape):
         return self
@@ -206,6 +214,7 @@ FORMULAS: Mapping[str, Callable[..., Any]] = {
     "hypot.default": _hypot,
     "logsumexp.default": _logsumexp,
     "masked_scatter.default": _masked_scatter,
+    "max.dim": _largest,
     "min.dim": _least,
     "var_mean.correction": _var_mean,
 }

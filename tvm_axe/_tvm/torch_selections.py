@@ -30,10 +30,28 @@ def _extents(name: str, value: relax.Expr) -> list[int]:
 
 
 def _sorted(
-    emit: Emit, self: relax.Expr, dim: int, descending: bool, stable: bool | None = None
+    emit: Emit, self: relax.Expr, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> tuple[relax.Expr, relax.Expr]:
-    places = emit(op.argsort(self, dim, descending, dtype="int64"))
+    places = _order(emit, self, dim, descending)
     return op.gather_elements(self, places, axis=dim), places
+
+
+def _order(
+    emit: Emit, self: relax.Expr, dim: int = -1, descending: bool = False, stable: bool | None = None
+) -> relax.Expr:
+    """The places of sorted elements, with NaN as the largest.
+
+    Upstream compares floats as they are, so that of a row with a NaN nothing is where it belongs. In float64 there is
+    room between what is finite in the other types and infinity, for their own infinity; in float64 itself that and the
+    largest number are one.
+    """
+    key, dtype = self, str(self.ty.dtype)
+    if "float" in dtype:
+        infinity, beyond = (relax.const(value, "float64") for value in (math.inf, np.finfo("float64").max))
+        wide = emit(op.astype(self, "float64"))
+        finite = emit(op.where(op.equal(wide, infinity), beyond, wide))
+        key = emit(op.where(op.isnan(wide), infinity, finite))
+    return emit(op.argsort(key, dim, descending, dtype="int64"))
 
 
 def _kth(emit: Emit, self: relax.Expr, k: int, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
@@ -252,6 +270,8 @@ SELECTIONS: Mapping[str, Callable[..., Any]] = {
     "_cdist_forward.default": _distances,
     "adaptive_max_pool2d.default": partial(_adaptive_max_pool, 2),
     "adaptive_max_pool3d.default": partial(_adaptive_max_pool, 3),
+    "argsort.default": _order,
+    "argsort.stable": _order,
     "cummax.default": partial(_extremes, "cummax", op.greater_equal),
     "cummin.default": partial(_extremes, "cummin", op.less_equal),
     "grid_sampler_3d.default": _sampled,
@@ -259,6 +279,7 @@ SELECTIONS: Mapping[str, Callable[..., Any]] = {
     "logcumsumexp.default": _log_sums,
     "scatter_add.default": _scattered,
     "scatter_reduce.two": _scattered,
+    "sort.default": _sorted,
     "sort.stable": _sorted,
     "upsample_linear1d.vec": _resized,
     "upsample_trilinear3d.vec": _resized,

@@ -33,6 +33,7 @@ key                  where            value
                                       launched while that still runs
 ``axe.aligned.NAME`` the function     bytes, of which a GPU's kernels take the address of the parameter NAME
                                       to be a multiple
+``axe.drops_nan``    the function     its maxima needn't keep a NaN (`tvm_axe.analysis.shifted`)
 ``axe.linked``       the function     it is one worker's: 1 if it has addresses of its process in it, else 0
 ==================== ================ =================================================================
 
@@ -65,6 +66,7 @@ PROGRAM = "axe.program"
 KNOB = "axe.knob"
 WAITS = "axe.waits"
 LINKED = "axe.linked"
+DROPS_NAN = "axe.drops_nan"
 ALIGNED = "axe.aligned"
 
 

@@ -17,6 +17,7 @@ from tvm_axe.analysis.parameters import parameters
 from tvm_axe.checking.comparing import difference, is_float, relative_error, summing_slack
 from tvm_axe.checking.products import OwnProducts, own_products
 from tvm_axe.checking.sampling import Sample
+from tvm_axe.machines.maxima import PLAIN
 from tvm_axe.tile.kernels.check import poison
 from tvm_axe.tile.kernels.kernel import TOLERANCE
 
@@ -197,7 +198,8 @@ def exposed(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _compiled(func: tirx.PrimFunc) -> Callable[..., None]:
     target = _tvm.rightly_vectorized(Target("llvm"))
-    return tvm.compile(IRModule({"main": func.with_attr("global_symbol", "main")}), target=target)["main"]
+    mod = IRModule({"main": func.with_attr("global_symbol", "main")})
+    return tvm.compile(mod, target=target, tir_pipeline=PLAIN)["main"]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from tvm import ir, tirx
 from tvm_axe import _tvm
 from tvm_axe.machines.allocation import allocated_as_declared
 from tvm_axe.machines.emptiness import nothing_to_store
+from tvm_axe.machines.maxima import keep_nan
 from tvm_axe.machines.narrowing import narrow_loops
 from tvm_axe.machines.partitions import whole_loops
 from tvm_axe.machines.small_floats import constant_stores, exact_casts
@@ -153,4 +154,6 @@ _LLVM_EXP = tirx.call_llvm_pure_intrin("float32", "llvm.exp", tirx.const(0.0, "f
 _FIRST = ir.transform.Sequential(
     [allocated_as_declared, nothing_to_store, narrow_loops, whole_loops, constant_stores, exact_casts, _use_arithmetic]
 )
-_tvm.register_pipeline(PIPELINE, "s_tir", _FIRST, _use_vector_exp)
+# exp has bounds of its own, which no NaN passes: it tests for one.
+_LAST = ir.transform.Sequential([keep_nan, _use_vector_exp])
+_tvm.register_pipeline(PIPELINE, "s_tir", _FIRST, _LAST)

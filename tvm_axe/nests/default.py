@@ -18,8 +18,9 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.analysis.annotations import DROPS_NAN, KERNEL
 from tvm_axe.analysis.blocks import says_what_it_touches
+from tvm_axe.analysis.shifted import sums_show_nan
 from tvm_axe.analysis.sizes import sides
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.machines import backend_of
@@ -118,7 +119,8 @@ def _scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     target = with_cores_for(func, target)
     forms = forms_of(base, target)
     found = next(possible(base, [*in_order(forms)]), None)
-    return (found or by_blocks(base, target)).mod["main"]
+    scheduled = (found or by_blocks(base, target)).mod["main"]
+    return scheduled.with_attr(DROPS_NAN, 1) if sums_show_nan(func) else scheduled
 
 
 def with_cores_for(func: tirx.PrimFunc, target: Target) -> Target:

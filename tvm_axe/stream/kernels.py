@@ -25,6 +25,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import StreamError
+from tvm_axe.machines.maxima import PLAIN
 from tvm_axe.stream.functions import TileFunction
 from tvm_axe.stream.types import DataType, Size, Tile, as_size, differ
 
@@ -84,7 +85,7 @@ class _Kernel:
     def compiled(self) -> Callable[..., None]:
         """The function on tensors, the output's last."""
         mod = tvm.IRModule({"main": self.func.with_attr("global_symbol", "main")})
-        module = tvm.compile(mod, target=_tvm.rightly_vectorized(Target(self.target)))
+        module = tvm.compile(mod, target=_tvm.rightly_vectorized(Target(self.target)), tir_pipeline=PLAIN)
         return module["main"]
 
     def __call__(self, *arrays: np.ndarray) -> np.ndarray:

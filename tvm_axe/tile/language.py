@@ -375,12 +375,15 @@ def sum(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
 
 
 def max(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
-    """Keep in `dst` the largest element along `axis`, with `accumulate` of what it holds too; as `sum` takes them."""
+    """Keep in `dst` the largest element along `axis`, with `accumulate` of what it holds too; as `sum` takes them.
+
+    A NaN is kept, as numpy's maximum does, and so it is by ``T.max`` of elements.
+    """
     return primitives.max(dst, src, axis, accumulate)
 
 
 def min(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
-    """Keep in `dst` the smallest element along `axis`, with `accumulate` of what it holds too; as `sum` takes them."""
+    """Keep in `dst` the smallest element along `axis`, as `max` keeps the largest."""
     return primitives.min(dst, src, axis, accumulate)
 
 

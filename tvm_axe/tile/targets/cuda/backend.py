@@ -17,6 +17,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.machines import Backend, Built, Gpu, nvcc
 from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.cubins import Resources, resources
+from tvm_axe.machines.maxima import in_cuda
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.mesh import in_pages
@@ -66,7 +67,7 @@ class CudaBackend(Backend):
             said.update(nvcc.remarks(source, target, kept))
             return cubin
 
-        module, source = _tvm.build_cuda(mod, target, to_cubin, overlap, pipeline, ALIGNED)
+        module, source = _tvm.build_cuda(mod, target, to_cubin, overlap, pipeline, ALIGNED, in_cuda)
         return Built(module, source, made, said)
 
 

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
+from tvm_axe.machines.maxima import keep_nan
 from tvm_axe.tile.targets.cuda.uniform.emit import Places
 from tvm_axe.tile.targets.cuda.uniform.memory import ALIGNMENT
 from tvm_axe.tile.targets.gfx942 import views
@@ -92,7 +93,7 @@ def finished(mod: IRModule) -> IRModule:
         process.
     """
 
-    functions = {var: views.apart(func) for var, func in mod.functions_items()}
+    functions = {var: views.apart(func) for var, func in keep_nan(mod).functions_items()}
     for func in functions.values():
         _check_functions(func)
         used, most = views.shared_bytes(func), int(func.attrs["target"].attrs["max_shared_memory_per_block"])

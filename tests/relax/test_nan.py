@@ -1,0 +1,135 @@
+"""A NaN stays one in models: in maxima, minima, and all that is made of them, as PyTorch has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch_modules import Called
+from tvm.relax.frontend.torch import from_exported_program
+
+import tvm_axe as axe
+from tvm_axe.relax import torch_converters
+
+torch = pytest.importorskip("torch", reason="models are imported from PyTorch")
+nn, F = torch.nn, torch.nn.functional
+TYPES = ["float32", "float16", "bfloat16", "float64"]
+CLOSE = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2, "float64": 1e-12}
+SPECIAL = (torch.nan, torch.inf, -torch.inf, 0.0, -0.0, torch.nan)
+
+
+def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0, share: int = 4) -> Any:
+    """Random numbers, one in `share` of which is NaN, an infinity or a zero of either sign."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    places = torch.randperm(x.numel(), generator=generator)[: -(-x.numel() // share)]
+    x.view(-1)[places] = torch.tensor(SPECIAL, dtype=torch.float64).repeat(len(places))[: len(places)]
+    return x.to(getattr(torch, dtype))
+
+
+def pointwise(x: Any, y: Any) -> Any:
+    bounded = (
+        F.relu(x), F.relu6(x), F.hardtanh(x), F.hardsigmoid(x), F.hardswish(x), F.leaky_relu(x),
+        torch.clamp(x, -1.0, 2.0), torch.clamp(x, min=0.5), torch.clamp(x, max=0.5),
+    )  # fmt: skip
+    pairs = (torch.maximum(x, y), torch.minimum(x, y), torch.max(x, y), torch.fmax(x, y), torch.fmin(y, x))
+    return (*bounded, *pairs, torch.relu(2 * x + 1) - 1, torch.relu(x).abs() + torch.maximum(x, y.abs()))
+
+
+def of_rows(x: Any) -> Any:
+    plain = (x.amax(-1), x.amin(-1), x.amax(0), x.amax(), x.max(-1).values, x.min(-1).values)
+    return (*plain, torch.relu(x).amax(-1), torch.relu(x).sum(-1), x.clamp(-2, 2).amin(0), torch.softmax(x, -1))
+
+
+def windows(x: Any) -> Any:
+    pools = (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 2), F.adaptive_max_pool2d(x, 2), F.max_pool1d(x[0], 3))
+    return (*pools, torch.relu(F.max_pool2d(x, 2)))
+
+
+def same(found: Any, wanted: Any, close: float) -> None:
+    found = [found] if isinstance(wanted, torch.Tensor) else found
+    wanted = [wanted] if isinstance(wanted, torch.Tensor) else wanted
+    assert len(found) == len(wanted)
+    for n, (one, other) in enumerate(zip(found, wanted)):
+        one = one.double().numpy() if isinstance(one, torch.Tensor) else np.asarray(one, "float64")
+        np.testing.assert_allclose(one, other.double().numpy(), close, close, err_msg=f"result {n}")
+
+
+def imported(function: Any, *given: Any) -> Any:
+    program = torch.export.export(Called(function), given)
+    return from_exported_program(program, custom_convert_map=torch_converters())
+
+
+def check(function: Any, *given: Any) -> None:
+    exe = axe.compile(imported(function, *given), work_dir=None)
+    same(exe(*given), function(*given), CLOSE[str(given[0].dtype).removeprefix("torch.")])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("extent", [1, 7, 64, 1003])
+def test_pointwise(dtype: str, extent: int) -> None:
+    check(pointwise, drawn((extent,), dtype), drawn((extent,), dtype, 1, share=5))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(3, 1), (4, 7), (3, 64), (4, 1003)])
+def test_reductions(dtype: str, shape: tuple[int, int]) -> None:
+    """Of rows with and without NaN."""
+    x = drawn(shape, dtype, share=3)
+    x[-1] = drawn(shape[-1:], dtype, 1).nan_to_num(1.0)
+    check(of_rows, x)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_windows(dtype: str) -> None:
+    check(windows, drawn((1, 3, 9, 14), dtype, share=12))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_behind_products(dtype: str) -> None:
+    """Which the importer computes in float32 whatever they are of; so the results are to that."""
+    generator, close = torch.Generator().manual_seed(2), 40 * max(CLOSE[dtype], CLOSE["float32"])
+    weight = torch.randn(37, 48, generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+    kernel = torch.randn(5, 3, 3, 3, generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+    x = torch.randn(19, 37, generator=generator, dtype=torch.float64).to(weight.dtype)
+    image = torch.randn(1, 3, 12, 12, generator=generator, dtype=torch.float64).to(weight.dtype)
+    x[3, 5], image[0, 1, 4, 6] = torch.nan, torch.nan
+    got = axe.compile(imported(lambda x: torch.relu(x @ weight), x), work_dir=None)(x)
+    want = torch.relu(x.double() @ weight.double())
+    same(got, want, close)
+    got = axe.compile(imported(lambda x: torch.relu(F.conv2d(x, kernel)), image), work_dir=None)(image)
+    same(got, torch.relu(F.conv2d(image.double(), kernel.double())), close)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_order(dtype: str) -> None:
+    """NaN is the largest number, behind infinity, and equal elements stay in their order."""
+
+    def ordered(x: Any) -> Any:
+        both = [torch.sort(x, dim=-1, descending=down, stable=True) for down in (False, True)]
+        return (*both[0], *both[1], torch.argsort(x, dim=0, stable=True), torch.sort(x)[0], x.kthvalue(3)[0])
+
+    check(ordered, drawn((5, 67), dtype, share=3))
+
+
+class Shared(nn.Module):
+    """Products behind which elements are bounded, and maxima of what devices share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Any) -> Any:
+        y = self.down(F.relu(self.up(x)))
+        return y.clamp(-1, 1), y.amax(-1), y.amax(0), self.up(x).amax(-1), self.up(x).amin(), torch.softmax(y, -1)
+
+
+@torch.no_grad()
+def test_on_a_mesh(workers: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Shared(), torch.randn(16, 32)
+    x[5, 7], x[9] = torch.nan, torch.inf
+    program = from_exported_program(torch.export.export(model, (x,)), custom_convert_map=torch_converters())
+    exe = axe.compile(program, mesh={"tp": 2}, work_dir=None)
+    same(exe.run(workers(2), x), model(x), 1e-5)
