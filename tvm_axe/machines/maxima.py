@@ -9,10 +9,15 @@ It is done to functions whose loops and vectors are made: what schedules, tuning
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import DROPS_NAN
+from tvm_axe.analysis.expressions import is_choice
 
 __all__ = ["PLAIN", "in_cuda", "keep_nan"]
 
@@ -25,8 +30,49 @@ def keep_nan(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transform.Pass
     """The pass that writes maxima and minima of floats as choices, of which LLVM makes a maximum and what is left."""
     if DROPS_NAN in (func.attrs or {}):
         return func
-    body = _tvm.structural_map(func.body, ((tirx.Max, tirx.Min), _chosen))
+    # What a statement computes anyway is kept in memory, which LLVM makes a register: upstream's code generator puts
+    # what a name stands for wherever the name does, and choices have their operands several times: a chain ever more.
+    body = _tvm.structural_map(func.body, ((tirx.Bind, tirx.BufferStore), _held))
+    body = _tvm.structural_map(body, ((tirx.Max, tirx.Min), _chosen))
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _held(stmt: tirx.Bind | tirx.BufferStore) -> tirx.Stmt:
+    """The statement, behind others that compute each maximum and minimum of floats in it."""
+    before: list[tirx.Stmt] = []
+
+    def loaded(node: tirx.Expr) -> tirx.Expr:
+        room = tirx.decl_buffer((1,), str(node.ty), "kept", scope="local")
+        before.extend((tirx.AllocBuffer(room), tirx.BufferStore(room, node, [0])))
+        return room[0]
+
+    def kept(node: tirx.Max | tirx.Min) -> tirx.Expr:
+        return loaded(_chosen(node)) if _is_float(node) else node
+
+    value = stmt.value
+    if not _finds(value, (tirx.Max, tirx.Min), _is_float):
+        return stmt
+    if not _finds(
+        value, (tirx.Select, tirx.Let, ir.Call), lambda part: not isinstance(part, ir.Call) or is_choice(part)
+    ):
+        value = _tvm.structural_map(value, ((tirx.Max, tirx.Min), kept))
+    elif isinstance(stmt, tirx.Bind):  # one side may not be computed, or is of a name that isn't known outside
+        value = loaded(_tvm.structural_map(value, ((tirx.Max, tirx.Min), _chosen)))
+    if not before:
+        return stmt
+    own = (
+        tirx.Bind(stmt.var, value)
+        if isinstance(stmt, tirx.Bind)
+        else tirx.BufferStore(stmt.buffer, value, stmt.indices)
+    )
+    return tirx.SeqStmt([*before, own])
+
+
+def _finds(value: tirx.Expr, kinds: tuple[type, ...], is_one: Callable[[Any], bool]) -> bool:
+    """Whether an expression has a part of these kinds that is one."""
+    found: list[bool] = []
+    tvm_ffi.structural_walk(value, (kinds, lambda part: found.append(True) if is_one(part) else None))
+    return bool(found)
 
 
 def _chosen(node: tirx.Max | tirx.Min) -> tirx.Expr:
