@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from tvm import IRModule, relax, tirx
 from tvm.relax import op
 
 from tvm_axe._tvm.formulas import number
 from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
+from tvm_axe._tvm.torch_resizing import linear, nearest
 from tvm_axe._tvm.torch_selections import SELECTIONS
-from tvm_axe._tvm.torch_sizes import sliced
+from tvm_axe._tvm.torch_sizes import size_of, sliced
 from tvm_axe._tvm.torch_special import SPECIAL
 from tvm_axe.errors import InputError
 
@@ -73,7 +73,9 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
         "native_group_norm.default": _group_norm,
         "index_put.default": _index_put,
         "slice.Tensor": partial(sliced, partial(_upstream, "slice.Tensor")),
-        "upsample_nearest2d.vec": _nearest,
+        **dict.fromkeys(("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"), nearest),
+        **dict.fromkeys(("upsample_linear1d.vec", "upsample_trilinear3d.vec"), linear),
+        "upsample_bilinear2d.vec": _bilinear,
     }
     known = dict.fromkeys([*ExportedProgramImporter().create_convert_map(), *mended])
     return {name: partial(_as_pytorch_says, mended.get(name) or partial(_upstream, name)) for name in known}
@@ -381,7 +383,7 @@ class _Indexed:
         self.turned = [*given, *others]
         self.place: Any = None
         for axis, index in given.items():
-            extent = _size(extents[axis])
+            extent = size_of(extents[axis])
             index = emit(op.astype(index, "int64"))
             index = emit(op.where(op.less(index, relax.const(0, "int64")), op.add(index, extent), index))
             self.place = index if self.place is None else emit(op.add(op.multiply(self.place, extent), index))
@@ -418,18 +420,11 @@ def _index_put(node: Any, importer: Any) -> relax.Var:
     return emit(op.permute_dims(whole, _inverse(at.turned)))
 
 
-def _nearest(node: Any, importer: Any) -> relax.Var:
-    """A picture of another size: the row and the column that PyTorch takes, whose numbers are rounded down."""
-    data, size, factors = (*importer.retrieve_args(node), None)[:3]
-    extents, emit = [*data.ty.shape][2:], importer.block_builder.emit
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return _upstream("upsample_nearest2d.vec", node, importer)
-    for axis, extent in enumerate(map(int, extents)):
-        count = int(size[axis]) if size else math.floor(extent * factors[axis])
-        scale = np.float32(1 / factors[axis] if factors else extent / count)
-        rows = np.minimum(np.floor(np.arange(count, dtype="float32") * scale).astype("int64"), extent - 1)
-        data = emit(op.take(data, relax.const(rows, "int64"), axis=axis + 2))
-    return data
+def _bilinear(node: Any, importer: Any) -> Any:
+    """A picture of another size; upstream knows those of known extents."""
+    extents = [*importer.env[node.args[0]].ty.shape, *node.meta["val"].shape]
+    known = all(isinstance(extent, int | tirx.IntImm) for extent in extents)
+    return _upstream("upsample_bilinear2d.vec", node, importer) if known else linear(node, importer)
 
 
 def _group_norm(node: Any, importer: Any) -> Any:
@@ -451,17 +446,13 @@ def _clamp(node: Any, importer: Any) -> Any:
     """Integers between whole bounds; the importer's own of them has infinities where there is no bound."""
     given, emit = _arguments(node, importer), importer.block_builder.emit
     found, bounds = given["self"], (given["min"], given["max"])
-    whole = all(bound is None or math.isinf(bound) or bound == int(bound) for bound in bounds)
-    if "int" not in str(found.ty.dtype) or not whole:
+    numbers = [bound for bound in bounds if not isinstance(bound, tirx.Expr)]
+    whole = all(bound is None or math.isinf(bound) or bound == int(bound) for bound in numbers)
+    if len(numbers) == len(bounds) and ("int" not in str(found.ty.dtype) or not whole):
         return _upstream("clamp.default", node, importer)
     for bound, function in zip(bounds, (op.maximum, op.minimum)):
-        if bound is not None and not math.isinf(bound):
+        if isinstance(bound, tirx.Expr):
+            found = emit(function(found, emit(op.astype(size_of(bound), str(found.ty.dtype)))))
+        elif bound is not None and not math.isinf(bound):
             found = emit(function(found, number(int(bound), found)))
     return found
-
-
-def _size(extent: tirx.Expr) -> relax.Expr:
-    """An extent as a tensor's element."""
-    if isinstance(extent, tirx.IntImm):
-        return relax.const(int(extent), "int64")
-    return op.squeeze(op.shape_to_tensor(relax.ShapeExpr([extent])), [0])

@@ -136,37 +136,6 @@ def _distances(emit: Emit, x1: relax.Expr, x2: relax.Expr, p: float, compute_mod
     return op.power(op.sum(op.power(far, relax.const(p, dtype)), -1), relax.const(1 / p, dtype))
 
 
-def _resized(
-    emit: Emit,
-    input: relax.Expr,
-    output_size: Sequence[int] | None,
-    align_corners: bool,
-    scale_factors: Sequence[float] | None,
-) -> relax.Expr:
-    """Interpolated linearly along each dimension behind the second, between the elements that PyTorch takes."""
-    extents = _extents("interpolate", input)
-    dtype = str(input.ty.dtype)
-    found = emit(op.astype(input, "float32" if dtype != "float64" else dtype))
-    for number, extent in enumerate(extents[2:]):
-        axis = number + 2
-        factor = None if scale_factors is None else scale_factors[number]
-        size = int(output_size[number]) if output_size else math.floor(extent * factor)  # type: ignore[operator]
-        row = np.arange(size, dtype="float64")
-        if align_corners:
-            at = row * ((extent - 1) / (size - 1) if size > 1 else 0)
-        else:
-            at = np.maximum((row + 0.5) * (1 / factor if factor else extent / size) - 0.5, 0)
-        low = np.minimum(np.floor(at).astype("int64"), extent - 1)
-        part = (at - low).reshape([-1 if dim == axis else 1 for dim in range(len(extents))])
-        share = relax.const(part, str(found.ty.dtype))
-        near, far = (
-            emit(op.take(found, relax.const(places, "int64"), axis))
-            for places in (low, np.minimum(low + 1, extent - 1))
-        )
-        found = emit(op.add(near, op.multiply(op.subtract(far, near), share)))
-    return found
-
-
 def _sampled(
     emit: Emit, input: relax.Expr, grid: relax.Expr, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> relax.Expr:
@@ -281,6 +250,4 @@ SELECTIONS: Mapping[str, Callable[..., Any]] = {
     "scatter_reduce.two": _scattered,
     "sort.default": _sorted,
     "sort.stable": _sorted,
-    "upsample_linear1d.vec": _resized,
-    "upsample_trilinear3d.vec": _resized,
 }

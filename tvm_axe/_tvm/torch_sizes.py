@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
-__all__ = ["sliced"]
+__all__ = ["arguments_of", "shape_said", "size_of", "sliced"]
 
 _COMBINED: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": lambda a, b: a + b,
@@ -24,6 +25,32 @@ _COMBINED: Mapping[str, Callable[[Any, Any], Any]] = {
 """What the classes of sympy and of PyTorch's extensions to it are of two numbers."""
 
 
+_EXACT = 1 << 12
+"""The largest number of a fraction whose products with any extent are exact in float64."""
+
+
+def arguments_of(node: Any) -> dict[str, Any]:
+    """The arguments of a call in the graph by their names, those left out as the operator's schema has them."""
+    given = {argument.name: argument.default_value for argument in node.target._schema.arguments}
+    return given | dict(zip(given, node.args)) | node.kwargs
+
+
+def shape_said(node: Any, importer: Any) -> list[Any]:
+    """The extents that PyTorch says a result has, as TVM's expressions; None for one that isn't made of inputs'."""
+    sizes = _sizes(node.graph, importer)
+    return [
+        tirx.const(extent, "int64") if type(extent) is int else _expression(extent.node.expr, sizes)
+        for extent in node.meta["val"].shape
+    ]
+
+
+def size_of(extent: tirx.Expr | int) -> relax.Expr:
+    """An extent as a tensor without dimensions, of int64."""
+    if isinstance(extent, int | tirx.IntImm):
+        return relax.const(int(extent), "int64")
+    return op.squeeze(op.shape_to_tensor(relax.ShapeExpr([extent])), [0])
+
+
 def sliced(otherwise: Callable[[Any, Any], Any], node: Any, importer: Any) -> Any:
     """A slice of as many elements as PyTorch says.
 
@@ -31,8 +58,7 @@ def sliced(otherwise: Callable[[Any, Any], Any], node: Any, importer: Any) -> An
     lesser of `T` and the buffer's columns, which is equal to nothing that it is computed with. Slices of known sizes
     are made by `otherwise`.
     """
-    given = {argument.name: argument.default_value for argument in node.target._schema.arguments}
-    given |= dict(zip(given, node.args)) | node.kwargs
+    given = arguments_of(node)
     dim, step, value = given["dim"], given["step"], importer.env[given["self"]]
     said = node.meta["val"].shape[dim]
     if type(said) is int or type(step) is not int:
@@ -75,7 +101,22 @@ def _expression(said: Any, sizes: Mapping[str, tirx.Var]) -> Any:
         return tirx.const(int(said), "int64")
     if said.is_Symbol:
         return sizes.get(str(said))
+    if type(said).__name__ in ("TruncToInt", "FloorToInt"):
+        return _rounded_down(said.args[0], sizes)
     combined, parts = _COMBINED.get(type(said).__name__), [_expression(part, sizes) for part in said.args]
     if combined is None or any(part is None for part in parts):
         return None
     return functools.reduce(combined, parts)
+
+
+def _rounded_down(said: Any, sizes: Mapping[str, tirx.Var]) -> Any:
+    """A size times a fraction, as ``1.5 * ToFloat(n)``; None where floats aren't exact for any size."""
+    if not said.is_Mul or len(said.args) != 2:
+        return None
+    factor, size = sorted(said.args, key=lambda part: not part.is_Number)
+    if not factor.is_Number or type(size).__name__ != "ToFloat":
+        return None
+    fraction, found = Fraction(float(factor)), _expression(size.args[0], sizes)
+    if found is None or fraction < 0 or max(fraction.numerator, fraction.denominator) > _EXACT:
+        return None
+    return tirx.floordiv(found * fraction.numerator, fraction.denominator)

@@ -61,6 +61,9 @@ def _lines(loop: tirx.For, arguments: list[tirx.Buffer]) -> tirx.Stmt | None:
     if len(driven) != 1 or not _is_row(store.indices, driven[0].var) or not _is_row(load.indices, driven[0].var):
         return None
     lanes = LINE // check_dtype(str(store.buffer.dtype)).itemsize
+    counted = [loop.extent, driven[0].dom.extent, *store.buffer.shape, *store.buffer.strides]
+    if not all(isinstance(each, tirx.IntImm) for each in counted):
+        return None  # how many there are is said by a call
     extent = int(loop.extent)
     if extent % lanes or int(driven[0].dom.extent) != extent or not _is_large_and_aligned(store.buffer, lanes):
         return None

@@ -22,6 +22,7 @@ from tvm_axe.relax.constants import with_constants_packed
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.relax.packing import with_packers
 from tvm_axe.relax.sizes import check_known
+from tvm_axe.relax.solving import with_solved_sizes
 
 __all__ = ["BUILD_MODEL", "compile_model", "lowered_model", "model_passes"]
 
@@ -46,8 +47,9 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     """
 
     def fused(work: Work) -> Work:
-        check_known(work.module)
-        return replace(work, module=fuse(work.module, work.target, pack_weights))
+        model = with_solved_sizes(work.module)
+        check_known(model)
+        return replace(work, module=fuse(model, work.target, pack_weights))
 
     def packed(work: Work) -> Work:
         before = [work.module, *([] if work.scheduled is None else [work.scheduled])]

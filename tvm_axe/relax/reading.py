@@ -22,6 +22,7 @@ from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.simplify import simplified
 from tvm_axe.relax.sizes import Extent, defines, exprs, typical_of
+from tvm_axe.relax.solving import with_solved_sizes
 from tvm_axe.relax.statistics import with_batch_statistics
 from tvm_axe.relax.values import is_call
 from tvm_axe.relax.widening import widened, with_wide_attention
@@ -49,7 +50,8 @@ def legalized(
     on_host : bool
         Whether devices are CPUs.
     """
-    model = widened(with_batch_statistics(with_known_shapes(with_repeated_heads(model))), matmuls=on_host)
+    model = with_known_shapes(with_repeated_heads(with_solved_sizes(model)))
+    model = widened(with_batch_statistics(model), matmuls=on_host)
     # Upstream takes what is said of a tensor's shape for the tensor, and what follows loses its shape.
     canonical = [] if says_shapes(model) else [relax.transform.CanonicalizeBindings()]
     first = [relax.transform.DecomposeOpsForInference(), *canonical]

@@ -1,7 +1,6 @@
 """Extents of a model's tensors that calls decide: counted in sizes, the model's variables by name.
 
->>> from tvm import ir, relax, tirx
-from tvm.ir import IRModule
+>>> from tvm import tirx
 >>> rows = Extent.of(tirx.Var("n", "int64") * 2 + 1)
 >>> print(rows, rows.names, rows.at({"n": 64}))
 n * 2 + 1 ('n',) 129

@@ -1,0 +1,139 @@
+"""Inputs whose extents are multiples of a size, and resizing by sizes that aren't known: as PyTorch, on a mesh too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_dynamic_sequences import imported, one
+from torch_modules import Called
+from tvm import relax, tirx
+from tvm.ir import IRModule
+
+import tvm_axe as axe
+
+torch = pytest.importorskip("torch", reason="models are imported from PyTorch")
+nn, F = torch.nn, torch.nn.functional
+
+
+class Unet(nn.Module):
+    """Two levels, which come together again: pictures' sides are multiples of four."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.into, self.down, self.below = (
+            nn.Conv2d(a, b, 3, padding=1) for a, b in ((3, width), (width, 2 * width), (2 * width, 2 * width))
+        )
+        self.up, self.out = nn.Conv2d(4 * width, width, 3, padding=1), nn.Conv2d(2 * width, 4, 1)
+
+    def forward(self, x: Any) -> Any:
+        one = self.into(x).relu()
+        two = self.down(F.max_pool2d(one, 2)).relu()
+        three = F.interpolate(self.below(F.avg_pool2d(two, 2)), scale_factor=2.0)
+        four = F.interpolate(self.up(torch.cat([three, two], 1)).relu(), size=one.shape[2:], mode="bilinear")
+        return self.out(torch.cat([four, one], 1))
+
+
+def sides() -> tuple[Any, Any]:
+    return torch.export.Dim("h", min=2, max=40), torch.export.Dim("w", min=2, max=40)
+
+
+def unet() -> tuple[Any, IRModule]:
+    torch.manual_seed(0)
+    model, (h, w) = Unet().eval(), sides()
+    return model, imported(model, (torch.randn(2, 3, 16, 24),), ({2: 4 * h, 3: 4 * w},))
+
+
+PICTURES = ((8, 8), (16, 24), (64, 36))
+
+
+@torch.no_grad()
+def test_pictures_of_any_size() -> None:
+    model, made = unet()
+    exe = axe.compile(made, work_dir=None)
+    for size in PICTURES:
+        x = torch.randn(2, 3, *size)
+        np.testing.assert_allclose(one(exe(x.numpy())), model(x).numpy(), atol=1e-5)
+
+
+@torch.no_grad()
+def test_pictures_of_any_size_on_a_mesh(workers: Any) -> None:
+    model, made = unet()
+    with axe.compile(made, mesh=axe.Mesh({"tp": 2}), work_dir=None).load(workers(2)) as session:
+        for size in PICTURES:
+            x = torch.randn(2, 3, *size)
+            np.testing.assert_allclose(one(session.main(x.numpy())), model(x).numpy(), atol=1e-5)
+
+
+def halved() -> IRModule:
+    half = torch.export.Dim("half", min=2, max=30)
+    return imported(
+        Called(lambda x, y: x[::2] + x[1::2] * y), (torch.randn(8, 3), torch.randn(1, 3)), (({0: 2 * half}, {}),)
+    )
+
+
+def test_what_is_no_multiple_is_refused(workers: Any) -> None:
+    exe = axe.compile(halved(), work_dir=None)
+    y = np.ones((1, 3), "float32")
+    for rows in (4, 10):
+        x = np.random.default_rng(0).standard_normal((rows, 3)).astype("float32")
+        np.testing.assert_allclose(one(exe(x, y)), x[::2] + x[1::2], rtol=1e-6)
+    with pytest.raises(RuntimeError, match=r"7 vs\. 6"):
+        exe(np.zeros((7, 3), "float32"), y)
+    with axe.compile(halved(), mesh=axe.Mesh({"tp": 2}), work_dir=None).load(workers(2)) as session:
+        with pytest.raises(axe.LowerError, match=r"the shape \(7, 3\), and the model says that it is \(6, 3\)"):
+            session.main(np.zeros((7, 3), "float32"), y)
+        with pytest.raises(axe.LowerError, match="is 62, and the model says that it is 60 at most"):
+            session.main(np.zeros((62, 3), "float32"), y)
+
+
+def test_a_size_that_no_call_says_is_refused() -> None:
+    """Of a product of two nobody knows either."""
+    n, m = (tirx.Var(name, "int64") for name in "nm")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([n * m, tirx.const(3, "int64")], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.exp(x))
+        builder.emit_func_output(out)
+    with pytest.raises(axe.InputError, match=r"parameter 'x' has the extent n \* m, and . isn't the extent of any"):
+        axe.compile(builder.get(), work_dir=None)
+
+
+RESIZED = {
+    "nearest, doubled": lambda x: F.interpolate(x, scale_factor=2.0),
+    "nearest, by half more": lambda x: F.interpolate(x, scale_factor=1.5),
+    "nearest, of other sizes": lambda x: F.interpolate(x, size=(x.shape[2] + 3, x.shape[3] * 2)),
+    "nearest, of known sizes": lambda x: F.interpolate(x, size=(7, 9)),
+    "bilinear, doubled": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+    "bilinear, between corners": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=True),
+    "bilinear, one side known": lambda x: F.interpolate(x, size=(x.shape[2] + 3, 11), mode="bilinear"),
+    "bilinear, to one column": lambda x: F.interpolate(
+        x, size=(x.shape[2] + 3, 1), mode="bilinear", align_corners=True
+    ),
+    "linear": lambda x: F.interpolate(x[0], scale_factor=3.0, mode="linear"),
+    "trilinear": lambda x: F.interpolate(x[None], scale_factor=2.0, mode="trilinear"),
+}
+
+
+@pytest.mark.parametrize("form", RESIZED)
+def test_resizing_by_sizes_that_are_not_known(form: str) -> None:
+    h, w = sides()
+    made = imported(Called(RESIZED[form]), (torch.randn(2, 3, 6, 10),), (({2: h, 3: w},),))
+    exe = axe.compile(made, work_dir=None)
+    for size in ((2, 2), (5, 7), (16, 9), (40, 40)):
+        x = torch.randn(2, 3, *size)
+        want = RESIZED[form](x).numpy()
+        # Places are computed in float32: of 40 they are off by some 4e-6.
+        np.testing.assert_allclose(one(exe(x.numpy())), want, atol=2e-5 if "linear" in form else 0, strict=True)
+
+
+def test_factors_that_floats_do_not_have_are_refused() -> None:
+    """0.7 of a size isn't 7 tenths of it, rounded down, for every size."""
+    h = torch.export.Dim("h", min=4, max=40)
+    shapes = (({2: h},),)
+    with pytest.raises(
+        axe.InputError, match=r"dimension 2 is made .*0\.7.* export the model with extents that are known"
+    ):
+        imported(Called(lambda x: F.interpolate(x, scale_factor=(0.7, 1.0))), (torch.randn(2, 3, 6, 10),), shapes)
