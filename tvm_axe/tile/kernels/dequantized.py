@@ -112,8 +112,14 @@ def w4a16_matmul(
                 tile.copy(A[i * block_m, l * block_k], a)
                 with tile.parallel(block_n, block_k) as (y, x):
                     own = T.meta_var(x // group if rows > 1 else 0)
-                    zero = T.meta_var(T.cast(point[own, y], "int32") if zeros else T.int32(middle))
-                    b[y, x] = T.cast(_code(raw[y, x // 2], x) - zero, dtype) * scale[own, y]
+                    code = T.meta_var(_code(raw[y, x // 2], x))
+                    # Both have all integers up to 256: codes are made in pairs, and a point once for its group.
+                    weight = T.meta_var(
+                        T.cast(code, dtype) - T.cast(point[own, y], dtype)
+                        if zeros
+                        else T.cast(code - T.int32(middle), dtype)
+                    )
+                    b[y, x] = weight * scale[own, y]
                 tile.gemm(b, a, c, transpose_b=True)
             with tile.parallel(block_n, block_m) as (y, x):
                 if i * block_m + x < count and j * block_n + y < n:
