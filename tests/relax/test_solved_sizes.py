@@ -88,6 +88,19 @@ def test_what_is_no_multiple_is_refused(workers: Any) -> None:
             session.main(np.zeros((62, 3), "float32"), y)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_sizes_that_differ_are_refused(workers: Any, devices: int) -> None:
+    rows = torch.export.Dim("rows", min=2, max=60)
+    made = imported(Called(lambda x, y: x + y), (torch.randn(8, 3), torch.randn(8, 3)), (({0: rows}, {0: rows}),))
+    mesh = axe.Mesh({"tp": devices}) if devices > 1 else None
+    exe = axe.compile(made, mesh=mesh, work_dir=None)
+    given = [np.ones((count, 3), "float32") for count in (7, 6)]
+    match = r"given_1's dimension 0, \w+, is 6, and given_0's dimension 0 is 7"
+    with pytest.raises(axe.LowerError, match=match):
+        exe(*([workers(devices)] if devices > 1 else []), *given)
+    np.testing.assert_array_equal(one(exe(*([workers(devices)] if devices > 1 else []), given[0], given[0])), 2)
+
+
 def test_a_size_that_no_call_says_is_refused() -> None:
     """Of a product of two nobody knows either."""
     n, m = (tirx.Var(name, "int64") for name in "nm")

@@ -60,19 +60,41 @@ def matched(name: str, inputs: Sequence[Input], arrays: Sequence[Any], named: Ma
     problems = [f"{takes}; {'; '.join(wrong)}"] if wrong else []
     found: list[np.ndarray] = []
     rows: list[tuple[str, str]] = []
+    sizes = Sizes()
     for each in inputs:
         array, seen, why = array_of(each, given[each.name]) if each.name in given else (None, "nothing", "")
         rows.append((f"{each.name}: {each}", seen))
         if why:
-            problems.append(f"{each.name} {why}" if problems else f"{name}: {each.name} {why}")
+            problems.append(f"{each.name} {why}")
         elif array is not None:
             found.append(array)
+            problems += sizes.disagreeing(each, array.shape)
     rows += [("nothing more", _described(value)) for value in arrays[len(own) :]]
     if problems:
         width = max(len(expected) for expected, _ in rows)
         table = [f"  {expected:<{width}}  got {seen}" for expected, seen in rows]
-        raise LowerError("\n".join(["; ".join(problems), *table]))
+        said = "; ".join(problems)
+        raise LowerError("\n".join([said if wrong else f"{name}: {said}", *table]))
     return tuple(found)
+
+
+class Sizes:
+    """The sizes that the arrays of one call have, by name: those of one name are equal."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, str, int]] = {}
+
+    def disagreeing(self, param: Input | Param, shape: Sequence[int]) -> list[str]:
+        """Return where the shape of one more array has other sizes than those before it."""
+        wrong = []
+        for n, (name, extent) in enumerate(zip(param.shape or (), shape)):
+            if isinstance(name, str):
+                first, where, at = self._found.setdefault(name, (extent, param.name, n))
+                if first != extent:
+                    wrong.append(
+                        f"{param.name}'s dimension {n}, {name}, is {extent}, and {where}'s dimension {at} is {first}"
+                    )
+        return wrong
 
 
 def foreign(values: Sequence[Any]) -> Any:

@@ -85,7 +85,7 @@ class Param(NamedTuple):
         """The same for who takes arrays of a known number of dimensions only; None if it is something else."""
         if self.kind != ARRAY or self.shape is None:
             return None
-        return Input(self.name, tuple(e if isinstance(e, int) else None for e in self.shape), self.dtype)
+        return Input(self.name, self.shape, self.dtype)
 
     def __str__(self) -> str:
         if self.kind == TUPLE:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm_ffi
 
-from tvm_axe.executable.arguments import array_of, misfit
+from tvm_axe.executable.arguments import Sizes, array_of, misfit
 from tvm_axe.executable.handles import Handle
 from tvm_axe.executable.signatures import ARRAY, NUMBER, SHAPE, TUPLE, Param
 
@@ -38,7 +38,7 @@ class Taken:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._extents: dict[str, tuple[int, str, int]] = {}
+        self._sizes = Sizes()
         self.problems: list[str] = []
 
     def of(self, param: Param, value: Any) -> Any:
@@ -86,13 +86,7 @@ class Taken:
 
     def _match(self, param: Param, shape: Sequence[int]) -> None:
         """Extents of one name are equal."""
-        for n, (name, extent) in enumerate(zip(param.shape or (), shape)):
-            if isinstance(name, str):
-                first, where, at = self._extents.setdefault(name, (extent, param.name, n))
-                if first != extent:
-                    self.problems.append(
-                        f"{param.name}'s dimension {n}, {name}, is {extent}, and {where}'s dimension {at} is {first}"
-                    )
+        self.problems += self._sizes.disagreeing(param, shape)
 
     def _wrong(self, param: Param, why: str) -> None:
         self.problems.append(f"{param.name} {why}")
