@@ -8,11 +8,9 @@ from tvm_axe._tvm.arrays import as_array, as_tensor, device_tensor
 from tvm_axe._tvm.building import (
     build_cuda,
     build_relax,
-    load_llvm,
     nvrtc_cubin,
     nvrtc_version,
     register_pipeline,
-    save_llvm,
 )
 from tvm_axe._tvm.disco import DISCO_EXECUTE, DiscoSession, disco_rank, disco_serve, register_functions, use_threads
 from tvm_axe._tvm.errors import (
@@ -27,6 +25,7 @@ from tvm_axe._tvm.errors import (
 from tvm_axe._tvm.flattening import iter_map, keep_sums
 from tvm_axe._tvm.importing import from_onnx, torch_converters
 from tvm_axe._tvm.legalizing import legalize_ops
+from tvm_axe._tvm.llvm import compile_llvm, load_llvm
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.paged import PAGED, PAGED_ATTENDS, PAGED_CREATES, PAGED_POSITIONS, PagedCache, paged_cache, paged_call
 from tvm_axe._tvm.parsing import keep_stacks_short
@@ -61,7 +60,7 @@ from tvm_axe._tvm.structural import (
     variables_of,
     without_places,
 )
-from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, rightly_vectorized, system_cpu
+from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import (
     block_realize,
     has_partials,
@@ -107,6 +106,7 @@ __all__ = [
     "build_relax",
     "build_rocm",
     "builder",
+    "compile_llvm",
     "constant_bytes",
     "content",
     "cpu_features",
@@ -153,14 +153,12 @@ __all__ = [
     "relax_dispatching",
     "relax_lowering",
     "rename_block",
-    "rightly_vectorized",
     "rpc_connect",
     "rpc_function",
     "rpc_greet",
     "rpc_match",
     "rpc_serve",
     "rpc_tracker",
-    "save_llvm",
     "schedule_error_reason",
     "split_preproc",
     "statement",

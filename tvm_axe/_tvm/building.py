@@ -1,10 +1,8 @@
-"""Building: pipelines with more passes, CUDA modules of our own cubins, nvrtc, LLVM bitcode."""
+"""Building: pipelines with more passes, CUDA modules of our own cubins, nvrtc."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -256,21 +254,3 @@ def nvrtc_version() -> str | None:
 def nvrtc_cubin(source: str, arch: str) -> bytes:
     """CUDA source compiled by nvrtc, with upstream's flags."""
     return bytes(_nvcc.compile_cuda(source, target_format="cubin", arch=arch, compiler="nvrtc"))
-
-
-def save_llvm(module: runtime.Module) -> bytes:
-    """A host module as LLVM bitcode, already optimised."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "module.bc")
-        module.write_to_file(path, "bc")
-        with open(path, "rb") as file:
-            return file.read()
-
-
-def load_llvm(bitcode: bytes) -> runtime.Module:
-    """What `save_llvm` saved, to be run."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "module.bc")
-        with open(path, "wb") as file:
-            file.write(bitcode)
-        return tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")(path, "ll")

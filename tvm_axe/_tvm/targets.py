@@ -24,22 +24,6 @@ def is_valid_cpu(name: str, triple: str) -> bool:
     return bool(_codegen.llvm_is_valid_cpu(name, triple))
 
 
-_CHECKED = ("-vectorize-scev-check-threshold:uint=0", "-max-interleave-group-factor:uint=1")
-"""What LLVM's loop vectorizer is told: no loop is taken that is right only if numbers don't wrap.
-
-LLVM 22 leaves the check of that out where it would fail, and where another of wider numbers is made
-(llvm/llvm-project 225086, 118184), so that of a loop over ``i`` with ``i % 4`` in an index vectors read on at ``i``.
-The first option refuses such a loop; where groups of strided accesses or a cost need one later, nothing asks again,
-so that there are no groups. Vectors that a schedule asks for are no matter of LLVM's.
-"""
-
-
-def rightly_vectorized(target: Target) -> Target:
-    """A target of LLVM's, with the options that its vectorizer has to be right with."""
-    config = dict(target.export())
-    return Target({**config, "cl-opt": [*config.get("cl-opt", ()), *_CHECKED]})
-
-
 def cpu_features(target: Target) -> frozenset[str]:
     """LLVM's names of what the target's CPU has, such as ``avx512f``."""
     return _cpu_features(str(target))

@@ -197,9 +197,8 @@ def exposed(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _compiled(func: tirx.PrimFunc) -> Callable[..., None]:
-    target = _tvm.rightly_vectorized(Target("llvm"))
     mod = IRModule({"main": func.with_attr("global_symbol", "main")})
-    return tvm.compile(mod, target=target, tir_pipeline=PLAIN)["main"]
+    return _tvm.load_llvm(_tvm.compile_llvm(mod, Target("llvm"), PLAIN))["main"]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:

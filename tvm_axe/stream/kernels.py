@@ -85,8 +85,7 @@ class _Kernel:
     def compiled(self) -> Callable[..., None]:
         """The function on tensors, the output's last."""
         mod = tvm.IRModule({"main": self.func.with_attr("global_symbol", "main")})
-        module = tvm.compile(mod, target=_tvm.rightly_vectorized(Target(self.target)), tir_pipeline=PLAIN)
-        return module["main"]
+        return _tvm.load_llvm(_tvm.compile_llvm(mod, Target(self.target), PLAIN))["main"]
 
     def __call__(self, *arrays: np.ndarray) -> np.ndarray:
         sizes = self._sizes([Tile(array.shape[0], array.shape[1], str(array.dtype)) for array in arrays])

@@ -28,6 +28,7 @@ from typing import Any, Final
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
+from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.machines import keeping
@@ -73,7 +74,7 @@ def machine() -> tuple[Callable[..., None], Callable[..., None]]:
 def _compiled() -> bytes:
     functions = {"follow": _follow(), "tidy": _tidy()}
     named = {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
-    return _tvm.save_llvm(tvm.compile(tvm.IRModule(named), target="llvm").mod)
+    return _tvm.compile_llvm(tvm.IRModule(named), Target("llvm"))
 
 
 def _after(place: Any, size: Any) -> Any:

@@ -1,7 +1,10 @@
 """Loops with remainders in their indices, which LLVM's vectorizer has taken for loops without: beside numpy."""
 
 import itertools
+import json
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -88,10 +91,35 @@ def test_what_is_drawn_is_right():
     assert [seed for seed in range(60) if not is_right(drawn(seed), target)] == []
 
 
-def test_options_of_a_target_are_kept():
-    mine = "-unroll-count:uint=2"
-    told = _tvm.rightly_vectorized(Target({"kind": "llvm", "cl-opt": [mine]})).attrs["cl-opt"]
-    assert next(iter(told)) == mine and len(told) > 1
+def test_what_is_loaded_names_the_target_s_own_options_alone():
+    """Upstream sets those that it names, for the whole process, whenever a function is looked up (0113)."""
+    func = tvm.script.from_source(KNOWN[0].source(), extra_vars={"T": T})
+    for mine in [], ["-unroll-count:uint=2"], ["-unroll-count:uint=2", "-enable-pipeliner:bool=false"]:
+        target = Target({"kind": "llvm", "cl-opt": mine})
+        module = BACKEND.build(tvm.IRModule({"main": func}), target).module
+        named = json.loads(module.get_function("_get_target_string")())
+        assert named.get("cl-opt", []) == mine
+
+
+def test_one_thread_at_a_time_compiles():
+    """Options that two targets set and set back in turns are found set, or not, by neither as they should be."""
+    inside, most = 0, 0
+
+    def entered(mod: tvm.IRModule, context: object) -> tvm.IRModule:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        inside -= 1
+        return mod
+
+    slow = tvm.ir.transform.module_pass(entered, opt_level=0)
+    _tvm.register_pipeline("test.slow", "s_tir", slow, tvm.ir.transform.Sequential([]))
+    func = tvm.script.from_source(KNOWN[0].source(), extra_vars={"T": T}).with_attr("global_symbol", "main")
+    mod = tvm.IRModule({"main": func})
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: _tvm.compile_llvm(mod, Target("llvm"), "test.slow"), range(4)))
+    assert most == 1 and len(set(made)) == 1
 
 
 def test_vectors_of_a_schedule_stay():
@@ -104,5 +132,5 @@ def test_vectors_of_a_schedule_stay():
         )  # fmt: skip
         sch = tvm.s_tir.Schedule(tvm.script.from_source(source, extra_vars={"T": T}))
         sch.vectorize(sch.get_loops(sch.get_sblock("read"))[-1])
-        module = tvm.compile(sch.mod, _tvm.rightly_vectorized(resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"})))
-        assert " x float>" in module.mod.inspect_source("ll")
+        module = _tvm.load_llvm(_tvm.compile_llvm(sch.mod, resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"})))
+        assert " x float>" in module.inspect_source("ll")

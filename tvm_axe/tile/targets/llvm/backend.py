@@ -46,14 +46,15 @@ class LlvmBackend(TileBackend):
         return lower(plan)
 
     def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
-        target = _tvm.rightly_vectorized(target)
+        def compiled() -> bytes:
+            return _tvm.compile_llvm(mod, target, PIPELINE)
+
         text = None if store is None else content(mod)
         if store is None or text is None:
-            module = tvm.compile(mod, target=target, tir_pipeline=PIPELINE).jit()
+            code = compiled()
         else:
-            name = key("llvm", text, str(target), sources())
-            code = store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target, tir_pipeline=PIPELINE).mod))
-            module = _tvm.load_llvm(code)
+            code = store.get_or_make(key("llvm", text, str(target), sources()), compiled)
+        module = _tvm.load_llvm(code)
         for variable in mod.get_global_vars():
             module.get_function(str(variable.name_hint))  # generates the code
         return Built(module, None)
