@@ -86,6 +86,7 @@ from tvm_axe._tvm.tile import (
     warpgroup_layout,
 )
 from tvm_axe._tvm.transposed import fuse_transposed_products
+from tvm_axe._tvm.vectorizing import keep_lanes
 
 __all__ = [
     "DISCO_EXECUTE",
@@ -185,4 +186,5 @@ __all__ = [
 ]
 
 keep_sums()
+keep_lanes()
 keep_stacks_short()
