@@ -81,6 +81,36 @@ def test_a_sum_to_few_elements_is_a_blocks() -> None:
     backend_of(GPU).build(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), GPU)
 
 
+EXTREMES = [
+    ("max", "float32", "T.min_value('float32')", True),
+    ("min", "float32", "T.max_value('float32')", True),
+    ("max", "float32", "T.float32('-inf')", True),
+    ("min", "float32", "T.float32('inf')", True),
+    ("max", "int32", "T.min_value('int32')", True),
+    ("min", "int32", "T.max_value('int32')", True),
+    ("max", "int32", "0", False),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "begun", "together"), EXTREMES)
+def test_an_extreme_of_few_elements_is_a_blocks(name: str, dtype: str, begun: str, together: bool) -> None:
+    """If it begins as upstream's or our reducer does: its threads begin so, too."""
+    func = tvm.script.from_source(
+        f"""@T.prim_func(s_tir=True)
+def main(A: T.Buffer((30, 5000), "{dtype}"), B: T.Buffer((30,), "{dtype}")):
+    for i, j in T.grid(30, 5000):
+        with T.sblock("extreme"):
+            vi, vj = T.axis.remap("SR", [i, j])
+            with T.init():
+                B[vi] = {begun}
+            B[vi] = T.{name}(B[vi], A[vi, vj] * A[vi, vj])
+""",
+        {"T": T},
+    )
+    assert launches(bound(func)) == [(30, 512) if together else (1, 30)]
+    backend_of(GPU).build(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), GPU)
+
+
 def test_what_is_reduced_over_shared_loops_is_apart() -> None:
     @T.prim_func(s_tir=True)
     def func(A: T.Buffer((8, 9), "float32"), B: T.Buffer((8, 9), "float32"), S: T.Buffer((1,), "float32")):

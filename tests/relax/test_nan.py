@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from torch_modules import Called
+from tvm import tirx
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvm_axe as axe
+from tvm_axe.machines import resolve_target
+from tvm_axe.machines.threads import with_threads
+from tvm_axe.pipeline import Work, run
 from tvm_axe.relax import torch_converters
+from tvm_axe.relax.alone import model_passes
 
 torch = pytest.importorskip("torch", reason="models are imported from PyTorch")
 nn, F = torch.nn, torch.nn.functional
@@ -113,6 +118,44 @@ def test_order(dtype: str) -> None:
     check(ordered, drawn((5, 67), dtype, share=3))
 
 
+def places(x: Any) -> Any:
+    """The first place of what is largest, or least, of which NaN is both."""
+    whole = (x.argmax(), x.argmin(), x.argmax(0, keepdim=True), x.argmin(0))
+    return (*whole, x.argmax(-1), x.argmin(-1, keepdim=True), *x.max(-1), *x.min(0), *x.max(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(4, 1), (5, 7), (5, 64), (5, 1003), (37, 40)])
+def test_places(dtype: str, shape: tuple[int, int]) -> None:
+    x = drawn(shape, dtype, share=3)
+    x[-1] = drawn(shape[-1:], dtype, 1).nan_to_num(1.0)  # some infinities are the largest number of the type then
+    x[-2], x[-3] = -torch.inf, torch.inf
+    x[0, : shape[1] // 2] = x[1, : shape[1] // 2] = torch.inf  # in front of any NaN
+    check(places, x)
+    check(places, x.nan_to_num(0.5))
+    check(places, (3 * x.nan_to_num(0.5, 2, -2)).round())  # many are equal
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_places_of_whole_numbers(dtype: str) -> None:
+    kind, generator = getattr(torch, dtype), torch.Generator().manual_seed(0)
+    x = torch.randint(0 if dtype == "uint8" else -9, 9, (5, 203), generator=generator).to(kind)
+    x[0], x[1], x[2, 3] = torch.iinfo(kind).min, torch.iinfo(kind).max, torch.iinfo(kind).max
+    exe = axe.compile(imported(places, x), work_dir=None)
+    for one, other in zip(exe(x), places(x), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), other.numpy())
+
+
+def test_places_of_any_rows() -> None:
+    x = drawn((6, 33), "float32", share=7)
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(Called(places), (x,), dynamic_shapes=(({0: rows},),))
+    exe = axe.compile(from_exported_program(program, custom_convert_map=torch_converters()), work_dir=None)
+    for count in (1, 6, 50):
+        x = drawn((count, 33), "float32", count, share=7)
+        same(exe(x), places(x), 0)
+
+
 class Shared(nn.Module):
     """Products behind which elements are bounded, and maxima of what devices share."""
 
@@ -122,7 +165,9 @@ class Shared(nn.Module):
 
     def forward(self, x: Any) -> Any:
         y = self.down(F.relu(self.up(x)))
-        return y.clamp(-1, 1), y.amax(-1), y.amax(0), self.up(x).amax(-1), self.up(x).amin(), torch.softmax(y, -1)
+        found = self.up(x)
+        placed = (found.argmax(-1), found.argmin(0), y.argmax(-1))
+        return y.clamp(-1, 1), y.amax(-1), y.amax(0), found.amax(-1), found.amin(), torch.softmax(y, -1), *placed
 
 
 @torch.no_grad()
@@ -133,3 +178,27 @@ def test_on_a_mesh(workers: Any) -> None:
     program = from_exported_program(torch.export.export(model, (x,)), custom_convert_map=torch_converters())
     exe = axe.compile(program, mesh={"tp": 2}, work_dir=None)
     same(exe.run(workers(2), x), model(x), 1e-5)
+
+
+def moved(x: Any) -> Any:
+    """Few elements of many, which the threads of a block find together, and many of few."""
+    return (*places(x), x.amax(-1), x.amin(0), x.amax(), F.relu(x).amax(-1))
+
+
+def test_places_are_found_by_threads() -> None:
+    """By those of a block, whatever the type; no thread goes through a row of a vocabulary."""
+    for x in torch.zeros(8, 5000), torch.zeros(8, 5000, dtype=torch.int32):
+        mod = imported(lambda x: (x.argmax(-1), x.argmin(-1)), x)
+        work = run(Work(mod, resolve_target("cuda:sm_90a"), work_dir=None), model_passes()[:-1])
+        for _, func in with_threads(work.module).functions_items():
+            if isinstance(func, tirx.PrimFunc):
+                assert func.script().count('T.thread_binding(T.int64(8), thread="blockIdx.x")') == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(5, 7), (8, 5003), (3000, 40)])
+def test_on_a_gpu(dtype: str, shape: tuple[int, int], cuda: Any) -> None:
+    x = drawn(shape, dtype, share=max(3, shape[1] // 4))
+    exe = axe.compile(imported(moved, x), target="cuda", work_dir=None)
+    same(exe(x), moved(x), CLOSE[dtype])

@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 
-from tvm_axe._tvm.extremes import extreme
+from tvm_axe._tvm.extremes import extreme, place_of_extreme
 
 _WIDE = "float32"
 _TRUTH_VALUES = {
@@ -30,7 +30,8 @@ def legalize_ops() -> ir.transform.Pass:
     the sinh and cosh of vectors it has no code on a CPU, and none for truth values that are added, multiplied or
     compared, as masks are.
     Its `take` reads what is in front of a tensor at negative places, as importers have ``x[:, -1]``; of constants ours
-    doesn't. Powers it has of floats alone. Its maxima and minima begin from a finite number (`extremes`).
+    doesn't. Powers it has of floats alone. Its maxima and minima begin from a finite number, and their places are of
+    no order where there is a NaN (`extremes`).
 
     Equal calls, as a recurrence that is unrolled has them at each step, are made a function once.
     """
@@ -49,6 +50,8 @@ def legalize_ops() -> ir.transform.Pass:
         "relax.power": _power,
         "relax.max": extreme(tirx.Max, _by_upstream),
         "relax.min": extreme(tirx.Min, _by_upstream),
+        "relax.argmax": place_of_extreme(tirx.Max, _by_upstream),
+        "relax.argmin": place_of_extreme(tirx.Min, _by_upstream),
         **written,
         **masks,
     }

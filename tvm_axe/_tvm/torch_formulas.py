@@ -48,8 +48,7 @@ def _largest(emit: Emit, self: relax.Expr, dim: int, keepdim: bool = False) -> t
     """The largest elements and their places. Upstream takes both from a `topk`, which loses a NaN."""
     if not len(self.ty.shape):
         return self, relax.const(0, "int64")
-    places = emit(op.topk(self, 1, dim, "indices", True, "int64"))
-    return op.max(self, dim, keepdim), places if keepdim else op.squeeze(places, [dim])
+    return op.max(self, dim, keepdim), op.argmax(self, dim, keepdim)
 
 
 def _logsumexp(emit: Emit, self: relax.Expr, dim: Any, keepdim: bool) -> relax.Expr:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -20,6 +21,7 @@ __all__ = [
     "folded",
     "goes_on_with",
     "is_copy",
+    "is_extreme",
     "is_move",
     "is_pointwise",
     "is_product",
@@ -131,6 +133,20 @@ def is_sum(block: s_tir.SBlock) -> bool:
     terms = [store.value.a, store.value.b] if isinstance(store.value, tirx.Add) else []
     own = [t for t in terms if isinstance(t, ir.TensorLoad) and t.source.same_as(store.buffer)]
     return bool(_starts_from_zero(block) and len(own) == 1 and all(isinstance(t, ir.TensorLoad) for t in terms))
+
+
+def is_extreme(block: s_tir.SBlock) -> bool:
+    """Return whether the block's body is ``C[..] = max(C[..], x)``, or min, whose init is short of all numbers."""
+    if not isinstance(block.init, tirx.BufferStore) or not isinstance(block.body, tirx.BufferStore):
+        return False
+    begun, dtype = block.init.value, str(block.body.buffer.dtype)
+    if not isinstance(begun, tirx.IntImm | tirx.FloatImm):
+        return False
+    beginnings = ((tirx.Max, tirx.min_value(dtype), -math.inf), (tirx.Min, tirx.max_value(dtype), math.inf))
+    return any(
+        joined(block, kind) is not None and begun.value in (finite.value, infinite)
+        for kind, finite, infinite in beginnings
+    )
 
 
 def folded(block: s_tir.SBlock) -> ir.TensorLoad | None:

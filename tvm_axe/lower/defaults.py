@@ -98,8 +98,9 @@ def _join_pointwise(sch: s_tir.Schedule) -> None:
     """Inline pointwise blocks into those that read them, if all are pointwise: one epilogue is left of several."""
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt, readers = sch.get(block), sch.get_consumers(block)
-        fits = all(is_pointwise(sch.get(reader)) and stays_small(stmt, sch.get(reader)) for reader in readers)
-        if is_pointwise(stmt) and readers and fits:
+        if not readers or not is_pointwise(stmt):
+            continue
+        if all(is_pointwise(sch.get(reader)) and stays_small(stmt, sch.get(reader)) for reader in readers):
             # A parameter that is read again stays, and so does what is written elsewhere than it is read.
             with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):
                 sch.compute_inline(block)

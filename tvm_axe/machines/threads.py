@@ -22,7 +22,7 @@ from tvm.sym import Analyzer
 from tvm_axe.analysis.annotations import ALIGNED
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
-from tvm_axe.analysis.patterns import REDUCE, is_sum
+from tvm_axe.analysis.patterns import REDUCE, is_extreme, is_sum
 from tvm_axe.analysis.tree import has_threads, with_functions
 from tvm_axe.errors import LowerError
 from tvm_axe.machines.inlining import inlined
@@ -162,7 +162,7 @@ class _Binder:
                 "several, or bind its loops to threads"
             )
         (only, *others) = [each for part in nest.body for each in nested_blocks(part)]
-        alone = not others and isinstance(nest.body[0], s_tir.SBlockRealize) and _sums(only.block)
+        alone = not others and isinstance(nest.body[0], s_tir.SBlockRealize) and _joins(only.block)
         if alone and total < _FEW and terms >= _LONG:
             return _together(nest, shared, inner, total, terms)
         own = None if others else of_thread(shared, inner, only)
@@ -252,7 +252,7 @@ def _are_apart(parts: Sequence[tirx.Stmt], var: tirx.Var) -> bool:
 
 
 def _together(nest: _Nest, shared: Sequence[tirx.For], inner: Sequence[tirx.For], total: int, terms: int) -> tirx.Stmt:
-    """The kernel in which the threads of a block add up the terms of an element.
+    """The kernel in which the threads of a block join the terms of an element.
 
     Its loops have the type of those of the terms: upstream takes a thread for one of a sum where a block's iterator is
     made of its number alone, and behind a cast each thread would store a sum of its own.
@@ -270,9 +270,9 @@ def _together(nest: _Nest, shared: Sequence[tirx.For], inner: Sequence[tirx.For]
     return _bound(block, ranges, "blockIdx.x", summing)
 
 
-def _sums(block: s_tir.SBlock) -> bool:
-    """Whether a block is a sum, of a type that the threads of a warp can shuffle."""
-    return is_sum(block) and str(block.body.buffer.dtype) in _SHUFFLED
+def _joins(block: s_tir.SBlock) -> bool:
+    """Whether a block is a sum, a maximum or a minimum, of a type that the threads of a warp can shuffle."""
+    return (is_sum(block) or is_extreme(block)) and str(block.body.buffer.dtype) in _SHUFFLED
 
 
 def _nested(loops: Sequence[tirx.For], body: Sequence[tirx.Stmt]) -> tirx.Stmt:

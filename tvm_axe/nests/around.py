@@ -21,8 +21,9 @@ def inline_made(sch: s_tir.Schedule) -> set[str]:
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt, readers = sch.get(block), sch.get_consumers(block)
         made = is_pointwise(stmt) and not sch.get_producers(block) and not query.is_parameter(sch, stmt.body.buffer)
-        fits = all(is_pointwise(sch.get(reader)) and stays_small(stmt, sch.get(reader)) for reader in readers)
-        if not made or not readers or not fits:
+        if not made or not readers:
+            continue
+        if not all(is_pointwise(sch.get(reader)) and stays_small(stmt, sch.get(reader)) for reader in readers):
             continue
         try:
             sch.compute_inline(block)
