@@ -42,6 +42,14 @@ def pointwise(x: Any, y: Any) -> Any:
     return (*bounded, *pairs, torch.relu(2 * x + 1) - 1, torch.relu(x).abs() + torch.maximum(x, y.abs()))
 
 
+def asked(x: Any, y: Any) -> Any:
+    """What asks for NaN, or is of one where it is computed of itself."""
+    truths = (x != x, x != y, x != 0, ~(x == x), ~(x < y), ~((x < y) | (x > y)), (x != x) & (y == y), x.bool())
+    named = (torch.isnan(x), torch.isfinite(x), torch.isinf(x), (x != x).any(-1), torch.count_nonzero(x))
+    chosen = (torch.where(x != x, torch.zeros_like(x), x), torch.where(~(x >= y), x, y), x.masked_fill(~(x > 0), 7.0))
+    return (*truths, *named, *chosen, x - x, x * 0.0, 0.0 * x + y, F.softshrink(x), F.hardshrink(x), x / x)
+
+
 def of_rows(x: Any) -> Any:
     plain = (x.amax(-1), x.amin(-1), x.amax(0), x.amax(), x.max(-1).values, x.min(-1).values)
     return (*plain, torch.relu(x).amax(-1), torch.relu(x).sum(-1), x.clamp(-2, 2).amin(0), torch.softmax(x, -1))
@@ -49,7 +57,8 @@ def of_rows(x: Any) -> Any:
 
 def windows(x: Any) -> Any:
     pools = (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 2), F.adaptive_max_pool2d(x, 2), F.max_pool1d(x[0], 3))
-    return (*pools, torch.relu(F.max_pool2d(x, 2)))
+    nothing = torch.full_like(x, -torch.inf)
+    return (*pools, torch.relu(F.max_pool2d(x, 2)), F.max_pool2d(nothing, 3, 1, 1), F.max_pool1d(nothing[0], 2))
 
 
 def same(found: Any, wanted: Any, close: float) -> None:
@@ -75,6 +84,12 @@ def check(function: Any, *given: Any) -> None:
 @pytest.mark.parametrize("extent", [1, 7, 64, 1003])
 def test_pointwise(dtype: str, extent: int) -> None:
     check(pointwise, drawn((extent,), dtype), drawn((extent,), dtype, 1, share=5))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("extent", [1, 7, 64, 1003])
+def test_questions(dtype: str, extent: int) -> None:
+    check(asked, drawn((extent,), dtype), drawn((extent,), dtype, 1, share=5))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

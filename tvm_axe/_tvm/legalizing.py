@@ -11,6 +11,7 @@ from tvm import ir, relax, te, tirx, topi
 from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 
 from tvm_axe._tvm.extremes import extreme, place_of_extreme
+from tvm_axe._tvm.structural import structural_map
 
 _WIDE = "float32"
 _TRUTH_VALUES = {
@@ -28,7 +29,7 @@ def legalize_ops() -> ir.transform.Pass:
     Its `topi.full` asks a type whether it has "float" in it, as if it were text, and fails where an array is filled
     with an infinity, as causal masks are. Of `log_add_exp` it adds the exponentials, which are infinite above 88. For
     the sinh and cosh of vectors it has no code on a CPU, and none for truth values that are added, multiplied or
-    compared, as masks are.
+    compared, as masks are. A product by zero it takes for zero, of infinities too.
     Its `take` reads what is in front of a tensor at negative places, as importers have ``x[:, -1]``; of constants ours
     doesn't. Powers it has of floats alone. Its maxima and minima begin from a finite number, and their places are of
     no order where there is a NaN (`extremes`).
@@ -50,11 +51,13 @@ def legalize_ops() -> ir.transform.Pass:
         "relax.power": _power,
         "relax.max": extreme(tirx.Max, _by_upstream),
         "relax.min": extreme(tirx.Min, _by_upstream),
+        **{f"relax.nn.max_pool{dims}d": _max_pool for dims in (1, 2, 3)},
         "relax.argmax": place_of_extreme(tirx.Max, _by_upstream),
         "relax.argmin": place_of_extreme(tirx.Min, _by_upstream),
         **written,
         **masks,
     }
+    ours["relax.multiply"] = _by_zero(ours["relax.multiply"])
     once = _Once()
     return relax.transform.LegalizeOps(
         {name: once.of(ours.get(name, _by_upstream)) for name in {**_legalized(), **ours}}
@@ -73,6 +76,19 @@ def _legalized() -> dict[str, None]:
 
 def _by_upstream(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return call.op.get_attr("FLegalize")(builder, call)
+
+
+def _max_pool(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Upstream's maximum of windows, begun from infinity, which is also what is around an image."""
+    made = _by_upstream(builder, call)
+    least = float(tirx.min_value(str(call.ty.dtype)).value)
+
+    def begun(number: tirx.FloatImm) -> tirx.FloatImm:
+        return tirx.const(-math.inf, str(number.ty)) if number.value == least else number
+
+    variable = made.args[0]
+    builder.update_func(variable, structural_map(builder.get()[variable], (tirx.FloatImm, begun)))
+    return made
 
 
 class _Once:
@@ -148,6 +164,33 @@ def _of_truth_values(function: Callable[..., te.Tensor]) -> Callable[[relax.Bloc
         return builder.call_te(function, *call.args)
 
     return legalized
+
+
+def _by_zero(otherwise: _Legalize) -> _Legalize:
+    """What makes a product a function: by a zero that is known, of floats, which upstream takes for zero whatever of.
+
+    It is NaN of a NaN and of infinities, as their difference from themselves is.
+    """
+
+    def is_zero(factor: relax.Expr) -> bool:
+        if not isinstance(factor, ir.GenericConst):
+            return False
+        value = factor.value.numpy()
+        return value.size == 1 and not value.any()
+
+    def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        others = [factor for factor in call.args if not is_zero(factor)]
+        if len(others) != 1 or "float" not in str(call.ty.dtype) or not _is_whole(others[0], call):
+            return otherwise(builder, call)
+        return builder.call_te(topi.subtract, others[0], others[0], primfunc_name_hint="multiply")
+
+    return legalized
+
+
+def _is_whole(given: relax.Expr, call: relax.Call) -> bool:
+    """Whether what is given has the shape of what is computed."""
+    shapes = given.ty.shape, call.ty.shape
+    return all(isinstance(shape, relax.ShapeExpr) for shape in shapes) and tvm_ffi.structural_equal(*shapes)
 
 
 def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
