@@ -188,6 +188,14 @@ RESIZED = {
     "nearest, by half more": lambda x: F.interpolate(x, scale_factor=1.5),
     "nearest, of other sizes": lambda x: F.interpolate(x, size=(x.shape[2] + 3, x.shape[3] * 2)),
     "nearest, of known sizes": lambda x: F.interpolate(x, size=(7, 9)),
+    "nearest in a row, doubled": lambda x: F.interpolate(x[0], scale_factor=2.0),
+    "nearest in a row, by half more": lambda x: F.interpolate(x[0].double(), scale_factor=1.5),
+    "nearest in a row, of another size": lambda x: F.interpolate(x[0], size=x.shape[3] + 3),
+    "nearest in a row, of a known size": lambda x: F.interpolate(x[0], size=7),
+    "nearest in a volume, doubled": lambda x: F.interpolate(x[None], scale_factor=2.0),
+    "nearest in a volume, by half more": lambda x: F.interpolate(x[None].double(), scale_factor=1.5),
+    "nearest in a volume, of another size": lambda x: F.interpolate(x[None], size=(5, x.shape[2] + 3, 11)),
+    "nearest of all, by half more": lambda x: F.interpolate(x, scale_factor=1.5, mode="nearest-exact"),
     "bilinear, doubled": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
     "bilinear, between corners": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=True),
     "bilinear, one side known": lambda x: F.interpolate(x, size=(x.shape[2] + 3, 11), mode="bilinear"),
@@ -219,3 +227,7 @@ def test_factors_that_floats_do_not_have_are_refused() -> None:
         axe.InputError, match=r"dimension 2 is made .*0\.7.* export the model with extents that are known"
     ):
         imported(Called(lambda x: F.interpolate(x, scale_factor=(0.7, 1.0))), (torch.randn(2, 3, 6, 10),), shapes)
+    with pytest.raises(
+        axe.InputError, match=r"the size .*0\.7.* isn't made of inputs' extents; export the model with extents that"
+    ):
+        imported(Called(lambda x: F.interpolate(x, scale_factor=0.7)), (torch.randn(2, 3, 6),), shapes)
