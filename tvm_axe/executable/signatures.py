@@ -9,7 +9,7 @@
 >>> mod, _ = Scale().export_tvm({"forward": {"x": nn.spec.Tensor(["n", 8], "float32")}})
 >>> (forward,) = signatures(mod)
 >>> print(forward)
-forward(x: float32[n, 8]; weight: float32[8]) -> mul
+forward(x: float32[n, 8]; weight: float32[8]) -> gv
 """
 
 from __future__ import annotations
