@@ -136,6 +136,18 @@ def test_a_function_runs_in_this_process(compiled: Callable[..., axe.Executable]
         (lambda exe: exe(*ARRAYS[:2], ARRAYS[2].T), r"total has the shape \(12, 16\); got an array of \(16, 12\)"),
         (lambda exe: exe(*ARRAYS[:2], ARRAYS[2].astype("float64")), "total is float32; got an array of float64"),
         (lambda exe: exe(*ARRAYS[:2], ARRAYS[2].tolist()), "total must be a numpy array; got list"),
+    ],
+)
+def test_what_arrays_a_function_on_one_device_refuses(
+    compiled: Callable[..., axe.Executable], use: Callable[[axe.Executable], object], message: str
+) -> None:
+    with pytest.raises(axe.InputError, match=message):
+        use(compiled(update))
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
         (lambda exe: exe.trace(*ARRAYS), r"compiled for one device, where a run is one call; time\(\) says"),
         (lambda exe: exe.vm, r"\.vm is of a Relax model .* a function compiled for one device; run it as exe\(A, W, "),
     ],
@@ -186,7 +198,7 @@ def test_a_model_of_one_function_is_called_as_a_function_is(
     np.testing.assert_array_equal(named[0], outputs[0])
     assert min(exe.time(*weights, repeat=2, warmup=1)) > 0
     assert isinstance(exe.vm, relax.VMExecutable) and "forward(x, " in exe.show()
-    with pytest.raises(axe.LowerError, match=r"forward: x has the shape \(12, 24\)"):
+    with pytest.raises(axe.InputError, match=r"forward: x has the shape \(12, 24\)"):
         exe(weights[0].T, *weights[1:])
 
 
@@ -291,7 +303,7 @@ def test_a_mesh_has_workers_of_its_own(compiled: Callable[..., axe.Executable]) 
 def test_all_that_is_wrong_is_listed(compiled: Callable[..., axe.Executable]) -> None:
     exe = compiled(update, mesh=TP)
     a, w, total = ARRAYS
-    with pytest.raises(axe.LowerError) as caught:
+    with pytest.raises(axe.InputError) as caught:
         exe(a.T, W=w.astype("float64"), bias=total)
     assert str(caught.value).splitlines() == [
         "update takes 3 arrays (A, W, total); 'bias' is none of them; "
@@ -326,7 +338,7 @@ def test_arrays_of_other_packages_come_and_go(compiled: Callable[..., axe.Execut
         outputs = exe(Elsewhere(np.asfortranarray(a)), w, Elsewhere(total))
         assert all(isinstance(output, Elsewhere) for output in outputs)
         assert is_right(tuple(output.held for output in outputs))
-        with pytest.raises(axe.LowerError, match=r"A has the shape \(12, 19\); got an array of \(19, 12\)"):
+        with pytest.raises(axe.InputError, match=r"A has the shape \(12, 19\); got an array of \(19, 12\)"):
             exe(Elsewhere(a.T), w, total)
 
 

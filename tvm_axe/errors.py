@@ -39,11 +39,11 @@ class ScheduleError(AxeError, ValueError):
 
 
 class LowerError(AxeError, ValueError):
-    """A scheduled function that cannot be lowered, or arguments that don't fit a compiled one."""
+    """A scheduled function that cannot be lowered, or something compiled that is used as it can't be."""
 
 
 class InputError(AxeError, ValueError):
-    """A file or an argument that cannot be used: a missing function, an unreadable array, another launch's tensor."""
+    """A file or an argument that cannot be used: a missing function, a wrong shape, another launch's tensor."""
 
 
 class WorkerError(AxeError, RuntimeError):

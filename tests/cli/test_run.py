@@ -89,7 +89,7 @@ GOOD = [np.ones(shape, "float32") for shape in ((4, 6), (6, 3), (3,), (4, 3))]
 )
 def test_run_with_wrong_arrays(launched, exe, arrays, message):
     for call in (exe.run, exe.time):
-        with pytest.raises(axe.LowerError, match=message):
+        with pytest.raises(axe.InputError, match=message):
             call(launched(exe.mesh), *arrays)
 
 

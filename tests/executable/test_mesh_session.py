@@ -238,7 +238,7 @@ def test_two_sessions_of_one_executable(exe: axe.Executable, workers: axe.Worker
         assert error(generated(two), in_numpy(other, IDS)) < 1e-5
         assert error(generated(one), in_numpy(weights(), IDS)) < 1e-5
         before = two.copied
-        with pytest.raises(axe.LowerError, match=r"k is <float32\[1, 8, 4, 8\] in a session of model>, another"):
+        with pytest.raises(axe.InputError, match=r"k is <float32\[1, 8, 4, 8\] in a session of model>, another"):
             two.decode(*token(PROMPT, IDS), *caches)
         assert two.copied == before
         two.close()
@@ -299,14 +299,14 @@ def test_an_input_that_is_returned(small: axe.Executable, workers: axe.Workers) 
 
 def test_what_is_wrong_is_what_it_is_on_one_device(model: Session) -> None:
     before = model.copied
-    with pytest.raises(axe.LowerError) as raised:
+    with pytest.raises(axe.InputError) as raised:
         model.prefill(IDS.astype("int64")[:, :PROMPT], causal(PROMPT)[0])
     for problem in (
         "ids is int32; got an array of int64",
         "mask has the shape (1, 1, 5, 5); got an array of (1, 5, 5)",
     ):
         assert problem in str(raised.value)
-    with pytest.raises(axe.LowerError, match="'mask' is missing"):
+    with pytest.raises(axe.InputError, match="'mask' is missing"):
         model.prefill(IDS[:, :PROMPT])
     with pytest.raises(axe.LowerError, match="model has no function 'forward'"):
         model["forward"]

@@ -114,7 +114,7 @@ def test_types_of_half_the_width(decoder: SimpleNamespace, prompt: Any, dtype: s
 def test_all_that_is_wrong_with_inputs_is_listed(model: Session, prompt: tuple[np.ndarray, ...]) -> None:
     ids, cos, sin, mask = prompt
     before = model.copied
-    with pytest.raises(axe.LowerError) as raised:
+    with pytest.raises(axe.InputError) as raised:
         model.prefill(ids.astype("int64"), cos[1:], sin[:, 0], [1.0])
     for problem in (
         "prefill takes ids: int32[1, n], cos: float32[n, 1, 8]",
@@ -123,11 +123,11 @@ def test_all_that_is_wrong_with_inputs_is_listed(model: Session, prompt: tuple[n
         "  mask must be a numpy array; got list",
     ):
         assert problem in str(raised.value)
-    with pytest.raises(axe.LowerError, match="cos's dimension 0, n, is 6, and ids's dimension 1 is 7"):
+    with pytest.raises(axe.InputError, match="cos's dimension 0, n, is 6, and ids's dimension 1 is 7"):
         model.prefill(ids, cos[1:], sin, mask)
-    with pytest.raises(axe.LowerError, match="'mask' is missing"):
+    with pytest.raises(axe.InputError, match="'mask' is missing"):
         model.prefill(ids, cos, sin)
-    with pytest.raises(axe.LowerError, match="'cos' is given twice"):
+    with pytest.raises(axe.InputError, match="'cos' is given twice"):
         model.prefill(ids, cos, sin, mask, cos=cos)
     with pytest.raises(axe.LowerError, match="model has no function 'forward'; it has "):
         model["forward"]
@@ -138,7 +138,7 @@ def test_all_that_is_wrong_with_inputs_is_listed(model: Session, prompt: tuple[n
 
 def test_a_call_that_fails_loses_nothing(exe: axe.Executable, model: Session, prompt: tuple[np.ndarray, ...]) -> None:
     want, cache, *_ = model.prefill(*prompt)
-    with pytest.raises(axe.LowerError, match=r"another; np\.asarray"), exe.load(_weights(model)) as other:
+    with pytest.raises(axe.InputError, match=r"another; np\.asarray"), exe.load(_weights(model)) as other:
         other.decode(prompt[0][:, :1], prompt[1][:1], prompt[2][:1], cache, cache, cache, cache)
     got, *_ = model.prefill(*prompt)
     np.testing.assert_array_equal(got.numpy(), want.numpy())
@@ -248,7 +248,7 @@ def test_arguments_and_results_of_all_kinds() -> None:
         assert ones.shape == (3, 2) and tuple(extents) == (3, 2)
         again, *_ = model.main(first, (x, [np.float32(0)]), extents, number=np.int64(1), other=other)
         np.testing.assert_array_equal(again, (x * x + 5) * x + 3)
-        with pytest.raises(axe.LowerError) as raised:
+        with pytest.raises(axe.InputError) as raised:
             model.main(x, (x,), (3, 3), "seven", other)
         for problem in (
             "pair is a sequence of 2; got 1 values", "extents has the shape (m, 2); got (3, 3)",

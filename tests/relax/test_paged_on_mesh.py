@@ -330,12 +330,12 @@ def test_handles_of_objects(of_mesh: Session) -> None:
     with pytest.raises(axe.LowerError, match=r"handle\.call"):
         cache.object  # noqa: B018
     ids = np.zeros((1, 3), "int32")
-    with pytest.raises(axe.LowerError, match="cache is an object, one on each device; got int"):
+    with pytest.raises(axe.InputError, match="cache is an object, one on each device; got int"):
         of_mesh.prefill(ids, 3)
     cache.call(f"{KV}add_sequence", 0)
     cache.call(f"{KV}begin_forward", [0], [3])
     logits, same = of_mesh.prefill(ids, cache)
-    with pytest.raises(axe.LowerError, match="cache is an object, one on each device; got an array"):
+    with pytest.raises(axe.InputError, match="cache is an object, one on each device; got an array"):
         of_mesh.prefill(ids, logits)
     with pytest.raises(axe.LowerError, match="is no object of this session"):
         logits.call(f"{KV}clear")

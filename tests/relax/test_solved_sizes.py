@@ -73,19 +73,88 @@ def halved() -> IRModule:
     )
 
 
-def test_what_is_no_multiple_is_refused(workers: Any) -> None:
-    exe = axe.compile(halved(), work_dir=None)
-    y = np.ones((1, 3), "float32")
-    for rows in (4, 10):
-        x = np.random.default_rng(0).standard_normal((rows, 3)).astype("float32")
-        np.testing.assert_allclose(one(exe(x, y)), x[::2] + x[1::2], rtol=1e-6)
-    with pytest.raises(RuntimeError, match=r"7 vs\. 6"):
-        exe(np.zeros((7, 3), "float32"), y)
-    with axe.compile(halved(), mesh=axe.Mesh({"tp": 2}), work_dir=None).load(workers(2)) as session:
-        with pytest.raises(axe.LowerError, match=r"the shape \(7, 3\), and the model says that it is \(6, 3\)"):
-            session.main(np.zeros((7, 3), "float32"), y)
-        with pytest.raises(axe.LowerError, match="is 62, and the model says that it is 60 at most"):
-            session.main(np.zeros((62, 3), "float32"), y)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_is_no_multiple_is_refused(workers: Any, devices: int) -> None:
+    mesh = axe.Mesh({"tp": devices}) if devices > 1 else None
+    exe = axe.compile(halved(), mesh=mesh, work_dir=None)
+    y, given = np.ones((1, 3), "float32"), [workers(devices)] if devices > 1 else []
+    no_multiple = r"given_0 has 7 in dimension 0, which is 2 \* (\w+), at no \1; such are 6 and 8"
+    with exe.load(*given) as session:
+        for rows in (4, 10):
+            x = np.random.default_rng(0).standard_normal((rows, 3)).astype("float32")
+            np.testing.assert_allclose(one(exe(*given, x, y)), x[::2] + x[1::2], rtol=1e-6)
+            np.testing.assert_allclose(one(session.main(x, y)), x[::2] + x[1::2], rtol=1e-6)
+        for call in (lambda *arrays: exe(*given, *arrays), session.main):
+            with pytest.raises(axe.InputError, match=no_multiple):
+                call(np.zeros((7, 3), "float32"), y)
+            with pytest.raises(
+                axe.InputError, match=r"given_0 has the shape \(2 \* \w+, 3\); got an array of \(8, 4\)"
+            ):
+                call(np.zeros((8, 4), "float32"), y)
+            with pytest.raises(axe.InputError, match=r"given_0 has the shape .*; got an array of \(8,\)"):
+                call(np.zeros(8, "float32"), y)
+            with pytest.raises(axe.InputError, match="given_0 is float32; got an array of float64"):
+                call(np.zeros((8, 3)), y)
+            with pytest.raises(axe.InputError, match="given_1"):
+                call(np.zeros((8, 3), "float32"))
+        if devices > 1:
+            with pytest.raises(axe.InputError, match="is 62, and the model says that it is 60 at most"):
+                session.main(np.zeros((62, 3), "float32"), y)
+
+
+def of_extents(*shapes: Any) -> IRModule:
+    """A function of numbers and of arrays, which are x0, x1 and so on, that returns each array's exponential."""
+    builder = relax.BlockBuilder()
+    arrays = [shape for shape in shapes if isinstance(shape, list)]
+    tensors = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(arrays)]
+    params = [*(shape for shape in shapes if not isinstance(shape, list)), *tensors]
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(relax.Tuple([builder.emit(relax.op.exp(each)) for each in tensors]))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize(
+    ("extents", "right", "wrong", "message"),
+    [
+        (lambda n, m: ([n * 3 + 1],), (7,), (8,), r"x0 has 8 .* which is n \* 3 \+ 1, at no n; such are 7 and 10"),
+        (lambda n, m: ([n * 3 + 4],), (4,), (1,), r"at no n; such are 4 and 7"),
+        (lambda n, m: ([n * 2], [n * 3]), (4, 6), (4, 9), r"x1 has 9 .* n \* 3 = 6 \(n is 2 as in x0\)"),
+        (lambda n, m: ([n * 2], [n * 2]), (4, 4), (4, 6), r"x1 has 6 .* n \* 2 = 4 \(n is 2 as in x0\)"),
+        (lambda n, m: ([n * 2], [n]), (4, 2), (4, 3), r"x0 has 4 .* n \* 2 = 6 \(n is 3 as in x1\)"),
+        (lambda n, m: ([n + m], [n], [m]), (5, 2, 3), (4, 2, 3), r"n \+ m = 5 \(.*n is 2 as in x1.*\)"),
+        (lambda n, m: ([n * m], [n * 2], [m]), (6, 4, 3), (5, 4, 3), r"x0 has 5 .* n \* m = 6 .*n is 2 as in x1"),
+        (lambda n, m: ([n * m], [n], [m]), (6, 2, 3), (5, 2, 3), r"n \* m = 6"),
+    ],
+    ids=["line", "less", "of one size", "the same", "another's", "sum", "product of one computed", "product"],
+)
+def test_extents_that_are_computed(
+    workers: Any, extents: Any, right: Any, wrong: Any, message: str, tmp_path: Any
+) -> None:
+    """Also of what was saved."""
+    model = of_extents(*extents(*(tirx.Var(name, "int64") for name in "nm")))
+    exe = axe.compile(model, work_dir=None)
+    exe.save(tmp_path / "exe")
+    on_mesh = axe.compile(model, mesh=axe.Mesh({"tp": 2}), work_dir=None)
+    calls = exe, axe.Executable.load(tmp_path / "exe"), lambda *arrays: on_mesh(workers(2), *arrays)
+    for each in calls:
+        found = each(*(np.zeros(count, "float32") for count in right))
+        for array, count in zip(found if isinstance(found, tuple) else (found,), right, strict=True):
+            np.testing.assert_array_equal(array, np.ones(count))
+        with pytest.raises(axe.InputError, match=message):
+            each(*(np.zeros(count, "float32") for count in wrong))
+
+
+def test_a_number_is_a_size() -> None:
+    n = tirx.Var("n", "int64")
+    with axe.compile(of_extents(n, [n], [n * n]), work_dir=None).load({}) as session:
+        arrays = [np.zeros(count, "float32") for count in (3, 9)]
+        assert [each.shape for each in session.main(3, *arrays)] == [(3,), (9,)]
+        with pytest.raises(axe.InputError, match="x0's dimension 0, n, is 3, and n is 2"):
+            session.main(2, *arrays)
+        with pytest.raises(axe.InputError, match=r"x1 has 4 in dimension 0, which is n \* n = 9 \(n is 3 as in n\)"):
+            session.main(3, arrays[0], np.zeros(4, "float32"))
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -96,7 +165,7 @@ def test_sizes_that_differ_are_refused(workers: Any, devices: int) -> None:
     exe = axe.compile(made, mesh=mesh, work_dir=None)
     given = [np.ones((count, 3), "float32") for count in (7, 6)]
     match = r"given_1's dimension 0, \w+, is 6, and given_0's dimension 0 is 7"
-    with pytest.raises(axe.LowerError, match=match):
+    with pytest.raises(axe.InputError, match=match):
         exe(*([workers(devices)] if devices > 1 else []), *given)
     np.testing.assert_array_equal(one(exe(*([workers(devices)] if devices > 1 else []), given[0], given[0])), 2)
 
@@ -119,6 +188,14 @@ RESIZED = {
     "nearest, by half more": lambda x: F.interpolate(x, scale_factor=1.5),
     "nearest, of other sizes": lambda x: F.interpolate(x, size=(x.shape[2] + 3, x.shape[3] * 2)),
     "nearest, of known sizes": lambda x: F.interpolate(x, size=(7, 9)),
+    "nearest in a row, doubled": lambda x: F.interpolate(x[0], scale_factor=2.0),
+    "nearest in a row, by half more": lambda x: F.interpolate(x[0].double(), scale_factor=1.5),
+    "nearest in a row, of another size": lambda x: F.interpolate(x[0], size=x.shape[3] + 3),
+    "nearest in a row, of a known size": lambda x: F.interpolate(x[0], size=7),
+    "nearest in a volume, doubled": lambda x: F.interpolate(x[None], scale_factor=2.0),
+    "nearest in a volume, by half more": lambda x: F.interpolate(x[None].double(), scale_factor=1.5),
+    "nearest in a volume, of another size": lambda x: F.interpolate(x[None], size=(5, x.shape[2] + 3, 11)),
+    "nearest of all, by half more": lambda x: F.interpolate(x, scale_factor=1.5, mode="nearest-exact"),
     "bilinear, doubled": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
     "bilinear, between corners": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=True),
     "bilinear, one side known": lambda x: F.interpolate(x, size=(x.shape[2] + 3, 11), mode="bilinear"),
@@ -150,3 +227,7 @@ def test_factors_that_floats_do_not_have_are_refused() -> None:
         axe.InputError, match=r"dimension 2 is made .*0\.7.* export the model with extents that are known"
     ):
         imported(Called(lambda x: F.interpolate(x, scale_factor=(0.7, 1.0))), (torch.randn(2, 3, 6, 10),), shapes)
+    with pytest.raises(
+        axe.InputError, match=r"the size .*0\.7.* isn't made of inputs' extents; export the model with extents that"
+    ):
+        imported(Called(lambda x: F.interpolate(x, scale_factor=0.7)), (torch.randn(2, 3, 6),), shapes)

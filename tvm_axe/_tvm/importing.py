@@ -15,7 +15,7 @@ from tvm_axe._tvm.formulas import number
 from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
 from tvm_axe._tvm.torch_resizing import linear, nearest
 from tvm_axe._tvm.torch_selections import SELECTIONS
-from tvm_axe._tvm.torch_sizes import size_of, sliced
+from tvm_axe._tvm.torch_sizes import divided, fractional, rounded_down, size_of, sliced
 from tvm_axe._tvm.torch_special import SPECIAL
 from tvm_axe.errors import InputError
 
@@ -72,6 +72,9 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
         "index.Tensor": _index,
         "native_group_norm.default": _group_norm,
         "index_put.default": _index_put,
+        "sym_float": fractional,
+        "truediv": divided,
+        "trunc": rounded_down,
         "slice.Tensor": partial(sliced, partial(_upstream, "slice.Tensor")),
         **dict.fromkeys(("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"), nearest),
         **dict.fromkeys(("upsample_linear1d.vec", "upsample_trilinear3d.vec"), linear),
@@ -399,9 +402,34 @@ def _inverse(order: Sequence[int]) -> list[int]:
 
 
 def _index(node: Any, importer: Any) -> relax.Var:
-    """Elements at indices."""
-    at, emit = _Indexed(node, importer), importer.block_builder.emit
+    """Elements at indices; a row, then a column and so on where each index is along a dimension of its own."""
+    emit, alone = importer.block_builder.emit, _along_own(node, importer)
+    if alone:
+        found = importer.env[node.args[0]]
+        for axis, places in alone.items():
+            extent, rows = found.ty.shape[axis], emit(op.astype(emit(op.reshape(places, (-1,))), "int64"))
+            behind = emit(op.add(rows, size_of(extent)))
+            rows = emit(op.where(emit(op.less(rows, relax.const(0, "int64"))), behind, rows))
+            found = emit(op.take(found, rows, axis, mode="clip"))
+        return found
+    at = _Indexed(node, importer)
     return emit(op.permute_dims(emit(op.take(at.first, at.place, axis=0, mode="clip")), at.order))
+
+
+def _along_own(node: Any, importer: Any) -> dict[int, relax.Expr]:
+    """The indices by their dimensions, if they are several of neighbours, and an open mesh; nothing otherwise."""
+    given = {axis: importer.env[each] for axis, each in enumerate(node.args[1]) if each is not None}
+    axes = [*given]
+    if len(axes) < 2 or axes != [*range(axes[0], axes[0] + len(axes))]:
+        return {}
+    for n, each in enumerate(given.values()):
+        extents = [*each.ty.shape][::-1]
+        own = len(axes) - 1 - n
+        if str(each.ty.dtype) == "bool" or len(extents) != own + 1:
+            return {}
+        if any(not isinstance(extent, tirx.IntImm) or int(extent) != 1 for extent in extents[:own]):
+            return {}
+    return given
 
 
 def _index_put(node: Any, importer: Any) -> relax.Var:

@@ -11,7 +11,9 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
-__all__ = ["arguments_of", "shape_said", "size_of", "sliced"]
+from tvm_axe.errors import InputError
+
+__all__ = ["arguments_of", "divided", "fractional", "rounded_down", "shape_said", "size_of", "sliced"]
 
 _COMBINED: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": lambda a, b: a + b,
@@ -49,6 +51,42 @@ def size_of(extent: tirx.Expr | int) -> relax.Expr:
     if isinstance(extent, int | tirx.IntImm):
         return relax.const(int(extent), "int64")
     return op.squeeze(op.shape_to_tensor(relax.ShapeExpr([extent])), [0])
+
+
+def fractional(node: Any, importer: Any) -> relax.Expr:
+    """A size as a float (``sym_float``): a tensor without dimensions, of float64."""
+    return _as_float(node.args[0], importer)
+
+
+def divided(node: Any, importer: Any) -> relax.Expr:
+    """The quotient of two sizes or floats, a tensor like `fractional`'s."""
+    return importer.block_builder.emit(op.divide(*(_as_float(each, importer) for each in node.args)))
+
+
+def rounded_down(node: Any, importer: Any) -> tirx.Expr:
+    """The size that a product of a size with a fraction is, rounded down, as an expression.
+
+    Raises
+    ------
+    InputError
+        PyTorch's floats aren't exact for every size.
+    """
+    said = node.meta["val"].node.expr
+    found = _expression(said, _sizes(node.graph, importer))
+    if found is None:
+        raise InputError(
+            f"{node.name}: the size {said} isn't made of inputs' extents; export the model with extents that are known"
+        )
+    return found
+
+
+def _as_float(given: Any, importer: Any) -> relax.Expr:
+    value = importer.env.get(given, given) if hasattr(given, "meta") else given
+    if isinstance(value, relax.Expr) and isinstance(value.ty, relax.TensorType):
+        return value
+    if isinstance(value, float):
+        return relax.const(value, "float64")
+    return importer.block_builder.emit(op.astype(size_of(value), "float64"))
 
 
 def sliced(otherwise: Callable[[Any, Any], Any], node: Any, importer: Any) -> Any:

@@ -22,7 +22,7 @@ from tvm_axe.executable.placed import DeviceMemory
 from tvm_axe.executable.replayed import ROOM, why_told
 from tvm_axe.executable.session import Session
 from tvm_axe.executable.signatures import Signature
-from tvm_axe.executable.tensors import all_fetched, device_of, fetched, put
+from tvm_axe.executable.tensors import all_fetched, calling, device_of, fetched, put
 from tvm_axe.executable.weights import matched_weights
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.timing import timed
@@ -88,7 +88,9 @@ class FunctionExecutable(Executable):
         return [
             put(next(given), device)
             if direction.is_input
-            else tvm.runtime.empty([int(extent or 0) for extent in each.shape], each.dtype, device)
+            else tvm.runtime.empty(
+                [extent if isinstance(extent, int) else 0 for extent in each.shape], each.dtype, device
+            )
             for each, direction in zip(self._params, self._directions)
         ]
 
@@ -142,12 +144,14 @@ class ModelExecutable(Model):
 
     def _run(self, workers: object, arrays: Arrays) -> Arrays:
         device = device_of(self.name, self.target)
-        return tuple(all_fetched(self._machine[self.name](*(put(array, device) for array in arrays))))
+        with calling(self.name):
+            return tuple(all_fetched(self._machine[self.name](*(put(array, device) for array in arrays))))
 
     def _time(self, workers: object, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
         device = device_of(self.name, self.target)
         tensors = [put(array, device) for array in arrays]
-        return timed(self._machine.module, self.name, device, tensors, repeat, warmup)
+        with calling(self.name):
+            return timed(self._machine.module, self.name, device, tensors, repeat, warmup)
 
     def _session(self, params: object, workers: object, graphs: bool) -> Session:
         if workers is not None:

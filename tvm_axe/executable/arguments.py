@@ -16,7 +16,8 @@ import numpy as np
 import tvm
 
 from tvm_axe import _tvm
-from tvm_axe.errors import LowerError
+from tvm_axe.errors import InputError
+from tvm_axe.relax.sizes import Extent
 
 if TYPE_CHECKING:
     from tvm_axe.executable.signatures import Param
@@ -27,11 +28,15 @@ _CPU = 1  # DLDeviceType kDLCPU
 _name = functools.cache(str)  # of a type: numpy makes it anew each time, which takes longer than all else of a check
 
 
+Extents = tuple[int | str | Extent | None, ...]
+"""The extents that something is called with: the name of a size, or what is computed of such; None may be any."""
+
+
 class Input(NamedTuple):
-    """An array that an executable takes; an extent that is None or a name may be any."""
+    """An array that an executable takes."""
 
     name: str
-    shape: tuple[int | str | None, ...]
+    shape: Extents
     dtype: str
 
     def __str__(self) -> str:
@@ -43,7 +48,7 @@ def matched(name: str, inputs: Sequence[Input], arrays: Sequence[Any], named: Ma
 
     Raises
     ------
-    LowerError
+    InputError
         If the number, a name, a shape or a dtype is wrong; the message has all that is, beside what is expected.
     """
     own = [each.name for each in inputs]
@@ -68,32 +73,68 @@ def matched(name: str, inputs: Sequence[Input], arrays: Sequence[Any], named: Ma
             problems.append(f"{each.name} {why}")
         elif array is not None:
             found.append(array)
-            problems += sizes.disagreeing(each, array.shape)
+            sizes.add(each, array.shape)
+    problems += sizes.wrong()
     rows += [("nothing more", _described(value)) for value in arrays[len(own) :]]
     if problems:
         width = max(len(expected) for expected, _ in rows)
         table = [f"  {expected:<{width}}  got {seen}" for expected, seen in rows]
         said = "; ".join(problems)
-        raise LowerError("\n".join([said if wrong else f"{name}: {said}", *table]))
+        raise InputError("\n".join([said if wrong else f"{name}: {said}", *table]))
     return tuple(found)
 
 
 class Sizes:
-    """The sizes that the arrays of one call have, by name: those of one name are equal."""
+    """The sizes that the arrays of one call have, by name: those of one name are equal.
+
+    An extent that is computed, such as ``2 * n`` or ``n + m``, is what it is at these. It says its size, too, if that
+    is no array's own extent (`tvm_axe.relax.solving`).
+    """
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[int, str, int]] = {}
+        self._found: dict[str, tuple[int, str, str]] = {}  # the size, whose it is, and where
+        self._computed: list[tuple[Extent, int, str, int]] = []
+        self._differing: list[str] = []
 
-    def disagreeing(self, param: Input | Param, shape: Sequence[int]) -> list[str]:
-        """Return where the shape of one more array has other sizes than those before it."""
-        wrong = []
+    def add(self, param: Input | Param, shape: Sequence[int]) -> None:
+        """One more array of a shape, which has the parameter's number of dimensions."""
         for n, (name, extent) in enumerate(zip(param.shape or (), shape)):
-            if isinstance(name, str):
-                first, where, at = self._found.setdefault(name, (extent, param.name, n))
-                if first != extent:
-                    wrong.append(
-                        f"{param.name}'s dimension {n}, {name}, is {extent}, and {where}'s dimension {at} is {first}"
-                    )
+            if isinstance(name, Extent):
+                self._computed.append((name, extent, param.name, n))
+            elif isinstance(name, str):
+                self._say(name, extent, param.name, f"{param.name}'s dimension {n}")
+
+    def add_number(self, param: Param, number: int) -> None:
+        """One more number, which may be a size by itself."""
+        self._say(param.name, number, param.name, param.name)
+
+    def _say(self, name: str, size: int, whose: str, where: str) -> None:
+        first, _, there = self._found.setdefault(name, (size, whose, where))
+        if first != size:
+            own = where if where == name else f"{where}, {name},"
+            self._differing.append(f"{own} is {size}, and {there} is {first}")
+
+    def wrong(self) -> list[str]:
+        """Return what doesn't fit of the arrays so far."""
+        if not self._computed:
+            return self._differing
+        wrong = list(self._differing)
+        sizes = {name: size for name, (size, _, _) in self._found.items()}
+        by = {name: whose for name, (_, whose, _) in self._found.items()}
+        for extent, got, whose, n in self._computed:
+            if extent.line is not None and extent.names[0] not in sizes:
+                (name,), (factor, offset) = extent.names, extent.line
+                size = max((got - offset) // factor, 0)
+                valid = size * factor + offset
+                if valid == got:
+                    sizes[name], by[name] = size, whose
+                else:
+                    such = f"such are {valid} and {valid + factor}"
+                    wrong.append(f"{whose} has {got} in dimension {n}, which is {extent}, at no {name}; {such}")
+        for extent, got, whose, n in self._computed:
+            if all(name in sizes for name in extent.names) and (wanted := extent.at(sizes)) != got:
+                known = ", ".join(f"{name} is {sizes[name]} as in {by[name]}" for name in extent.names)
+                wrong.append(f"{whose} has {got} in dimension {n}, which is {extent} = {wanted} ({known})")
         return wrong
 
 
@@ -119,7 +160,7 @@ def given_back(array: np.ndarray, like: Any) -> Any:
 def array_of(each: Input | Param, value: Any) -> tuple[np.ndarray | None, str, str]:
     """Return the array, what it is in words, and what is wrong with it, if something is.
 
-    Extents that have a name in a `Param` may be any here.
+    Extents that aren't numbers may be any here.
     """
     array = np.asarray(value) if isinstance(value, np.generic) else value
     if not isinstance(array, np.ndarray):
@@ -164,7 +205,7 @@ def _described(value: Any) -> str:
     return kind if shape is None or dtype is None else f"{kind} of {dtype}[{', '.join(map(str, shape))}]"
 
 
-def shown(shape: tuple[int | str | None, ...]) -> str:
+def shown(shape: Extents) -> str:
     """Return a shape as Python writes a tuple, with `any` for an extent that may be any."""
     extents = ["any" if extent is None else str(extent) for extent in shape]
     return f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"

@@ -210,9 +210,12 @@ class Executable:
 
         Raises
         ------
+        InputError
+            If the number, a name, a shape or a dtype of the arrays is wrong, or extents don't fit each other: all of it
+            is listed, beside what is expected.
         LowerError
-            If workers are left over or of another mesh, or if the number, a name, a shape or a dtype of the arrays is
-            wrong; all that is wrong is listed, beside what is expected.
+            If workers are left over or of another mesh; or if the runtime refuses the call, as a model checks more
+            while it runs.
         WorkerError
             If a worker doesn't start, fails, dies or doesn't answer.
         """
@@ -230,10 +233,10 @@ class Executable:
 
         Raises
         ------
+        InputError
+            As `run`; and if `repeat` or `warmup` is too small.
         LowerError, WorkerError
             As `run`.
-        InputError
-            If `repeat` or `warmup` is too small.
         """
         return self._time(*self._taken(arguments, named), repeat, warmup)
 
@@ -244,7 +247,7 @@ class Executable:
         ------
         LowerError
             As `run`; and for one device, on which there is nothing to see but one call.
-        WorkerError
+        InputError, WorkerError
             As `run`.
         """
         raise LowerError(

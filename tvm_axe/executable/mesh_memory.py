@@ -18,7 +18,7 @@ from tvm_axe import _tvm
 from tvm_axe.collective import SLAB, Argument, BoundCall, Coord, Inside, MeshTensor, Timeline
 from tvm_axe.collective.stored import stored
 from tvm_axe.collective.workers import Item
-from tvm_axe.errors import InputError, LowerError, WorkerError
+from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.executable.objects import Kept, Places
 from tvm_axe.executable.on_mesh import discard
 from tvm_axe.executable.signatures import NUMBER, OBJECT, SHAPE, Signature
@@ -280,7 +280,7 @@ class MeshMemory:
             if bound.counts.get(name) == OBJECT:
                 if not isinstance(given, Kept):
                     got = "an array" if isinstance(given, Spread) else type(given).__name__
-                    raise LowerError(
+                    raise InputError(
                         f"{bound.of.name}: {name} is an object, one on each device; got {got}: give the handle that a "
                         "function of the session has returned"
                     )

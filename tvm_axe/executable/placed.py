@@ -14,14 +14,13 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvm_axe import _tvm
 from tvm_axe.collective import Timeline
 from tvm_axe.collective.objects import plain
 from tvm_axe.collective.stored import let_go
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.replayed import Replaying, Replays
 from tvm_axe.executable.signatures import Signature
-from tvm_axe.executable.tensors import fetched, put
+from tvm_axe.executable.tensors import calling, fetched, put
 from tvm_axe.executable.weights import Weight
 from tvm_axe.machines.timing import timed
 from tvm_axe.relax.packing import Packed
@@ -103,18 +102,17 @@ class DeviceMemory:
         return tensor
 
     def call(self, function: str, arguments: Sequence[Any]) -> Any:
-        try:
+        with calling(function):
             if self._replays is not None:
                 return _nested(self._replays.call(function, arguments, self._told(function)))
             return _nested(self._told(function)(arguments))
-        except _tvm.UPSTREAM_ERRORS as error:
-            raise LowerError(f"{function}: the call failed: {_tvm.why_refused(error)}") from error
 
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
-        if self._replays is not None:
-            return self._replays.time(function, arguments, self._told(function), repeat, warmup)
-        given = self._all(function, arguments)
-        return timed(self._machine.module, function, self._device, given, repeat, warmup)
+        with calling(function):
+            if self._replays is not None:
+                return self._replays.time(function, arguments, self._told(function), repeat, warmup)
+            given = self._all(function, arguments)
+            return timed(self._machine.module, function, self._device, given, repeat, warmup)
 
     def trace(self, function: str, arguments: Sequence[Any], warmup: int) -> Timeline:
         raise LowerError(
@@ -141,10 +139,8 @@ class DeviceMemory:
             raise LowerError(f"the runtime has no function {function!r}")
         # A cache tells a GPU its pages by a stream of its own, while kernels of calls before may still read the last.
         self._device.sync()
-        try:
+        with calling(function):
             result = found(value, *map(plain, arguments))
-        except _tvm.UPSTREAM_ERRORS as error:
-            raise LowerError(f"{function}: the call failed: {_tvm.why_refused(error)}") from error
         if not isinstance(result, int | float | None):
             raise LowerError(
                 f"{function} returned a {type(result).__name__}, and what handle.call gives are numbers; call it with "

@@ -50,7 +50,7 @@ from tvm_axe.relax.workspace import Part, Workspace
 
 __all__ = ["read", "read_archive", "write", "write_archive"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 9
+FORMAT, LAYOUT = "tvm_axe executable", 10
 _MANIFEST, _MODULES = "manifest.json", "modules.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
@@ -169,7 +169,7 @@ def _parts(exe: Executable, has_weights: bool) -> tuple[str, dict[str, Any], dic
     if isinstance(exe, MeshModelExecutable):
         weights = exe.attached if has_weights else {}
         return "mesh model", _from_shared(exe, weights), roles | {"arrays": _arrays(exe, weights)}
-    functions = [each._asdict() for each in exe.functions]
+    functions = [each.saved() for each in exe.functions]
     return "model", {"functions": functions, "packed": exe.packed}, roles
 
 
@@ -261,7 +261,7 @@ _PARTS = ("inputs", "results", "sizes", "arguments", "checks", "overwritten", "o
 def _from_shared(exe: MeshModelExecutable, weights: Mapping[str, Any]) -> dict[str, Any]:
     shared = exe.shared
     return {
-        "functions": [each._asdict() for each in exe.functions],
+        "functions": [each.saved() for each in exe.functions],
         "mesh": str(shared.mesh),
         "coordinates": shared.coordinates,
         "device": {

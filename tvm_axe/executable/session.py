@@ -101,10 +101,10 @@ class SessionFunction:
 
         Raises
         ------
+        InputError
+            If the number, a name, a shape or a type is wrong, or extents don't fit each other: all of it is listed.
         LowerError
-            If the number, a name, a shape or a type is wrong, all of which is listed; if an extent of one name differs
-            between inputs; if the runtime refuses the call, as the model checks more while it runs; or if the session
-            is closed.
+            If the runtime refuses the call, as the model checks more while it runs; or if the session is closed.
         """
         return self._session._call(self.signature.name, self._taken(arguments, named))
 
@@ -113,10 +113,10 @@ class SessionFunction:
 
         Raises
         ------
+        InputError
+            As a call; and if `repeat` or `warmup` is too small.
         LowerError
             As a call.
-        InputError
-            If `repeat` or `warmup` is too small.
         """
         return self._session._time(self.signature.name, self._taken(arguments, named), repeat, warmup)
 
@@ -125,6 +125,8 @@ class SessionFunction:
 
         Raises
         ------
+        InputError
+            As a call.
         LowerError
             As a call; and on one device, where there is nothing to see but one call.
         """
@@ -151,7 +153,7 @@ class SessionFunction:
             problems = taken.problems
         if problems:
             takes = f"{self.signature.name} takes {', '.join(map(str, self._inputs)) or 'nothing'}"
-            raise LowerError("\n".join([f"{takes}; that is wrong:", *(f"  {problem}" for problem in problems)]))
+            raise InputError("\n".join([f"{takes}; that is wrong:", *(f"  {problem}" for problem in problems)]))
         return found
 
     def put(self, values: Sequence[Any]) -> list[Any]:

@@ -9,7 +9,7 @@
 >>> mod, _ = Scale().export_tvm({"forward": {"x": nn.spec.Tensor(["n", 8], "float32")}})
 >>> (forward,) = signatures(mod)
 >>> print(forward)
-forward(x: float32[n, 8]; weight: float32[8]) -> mul
+forward(x: float32[n, 8]; weight: float32[8]) -> gv
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.distributed import DTensorType
 
-from tvm_axe.executable.arguments import Input
+from tvm_axe.executable.arguments import Extents, Input
+from tvm_axe.executable.coding import decoded, encoded
+from tvm_axe.relax.sizes import Extent
 
 __all__ = ["Param", "Signature", "signatures"]
 
@@ -37,9 +39,9 @@ class Param(NamedTuple):
         Its name in the model.
     kind : str
         ``"array"``, ``"shape"`` (a tuple of extents), ``"number"``, ``"tuple"``, or ``"object"`` of whatever else.
-    shape : tuple of int, str or None
-        The extents of an array or a shape, or their names; None where an extent may be any. A shape of None has any
-        number of extents.
+    shape : tuple of int, str, Extent or None
+        The extents of an array or a shape, or their names, or what they are of sizes that have names; None where an
+        extent may be any. A shape of None has any number of extents.
     dtype : str
         The type of an array or a number; empty where it may be any.
     fields : tuple[Param, ...]
@@ -48,7 +50,7 @@ class Param(NamedTuple):
 
     name: str
     kind: str
-    shape: tuple[int | str | None, ...] | None = None
+    shape: Extents | None = None
     dtype: str = ""
     fields: tuple[Param, ...] = ()
 
@@ -77,9 +79,11 @@ class Param(NamedTuple):
     def parse(cls, data: Any) -> Param:
         """What JSON made of a parameter."""
         name, kind, shape, dtype, fields = data
-        return cls(
-            str(name), str(kind), None if shape is None else tuple(shape), str(dtype), tuple(map(cls.parse, fields))
-        )
+        return cls(str(name), str(kind), decoded(shape), str(dtype), tuple(map(cls.parse, fields)))
+
+    def _saved(self) -> list[Any]:
+        """What `parse` reads, in what JSON can hold."""
+        return [self.name, self.kind, encoded(self.shape), self.dtype, [field._saved() for field in self.fields]]
 
     def as_input(self) -> Input | None:
         """The same for who takes arrays of a known number of dimensions only; None if it is something else."""
@@ -131,6 +135,10 @@ class Signature(NamedTuple):
             _tuples(data["nesting"]),
         )
 
+    def saved(self) -> dict[str, Any]:
+        """What `parse` reads, in what JSON can hold."""
+        return self._asdict() | {"params": [each._saved() for each in self.params]}
+
     @property
     def inputs(self) -> tuple[Input, ...] | None:
         """All that it takes, if these are arrays of known dimensions; None otherwise."""
@@ -157,11 +165,11 @@ def signatures(model: tvm.IRModule) -> tuple[Signature, ...]:
     return tuple(found)
 
 
-def _extent(extent: Any) -> int | str | None:
-    """An extent, its name if it is a variable, None if it is computed of others: the model checks that itself."""
+def _extent(extent: tirx.Expr) -> int | str | Extent:
+    """An extent, its name if it is a variable, what it is if it is computed of such."""
     if isinstance(extent, tirx.IntImm):
         return int(extent)
-    return str(extent.name) if isinstance(extent, tirx.Var) else None
+    return str(extent.name) if isinstance(extent, tirx.Var) else Extent.of(extent)
 
 
 def _nesting(kind: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tvm_axe.errors import LowerError
+from tvm_axe.errors import InputError
 from tvm_axe.relax.device import DeviceFunction, Placed
 from tvm_axe.relax.sizes import Extent, names_in, shape_at
 
@@ -15,27 +15,20 @@ __all__ = ["room_of", "sizes_of"]
 def sizes_of(function: DeviceFunction, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return the sizes of a call of a function on arrays of some shapes, by parameter; of shapes, what they are.
 
-    Weights may be left out.
+    Weights may be left out. That the shapes fit each other was looked at (`tvm_axe.executable.arguments.Sizes`).
 
     Raises
     ------
-    LowerError
-        If the shapes don't fit each other, or a size is above its bound; all that is wrong is listed.
+    InputError
+        If the model says of what it computes that it has another shape than follows, or a size is above its bound; all
+        that is wrong is listed.
     """
     found: dict[str, int] = {}
-    by: dict[str, str] = {}
     wrong: list[str] = []
     for each in function.inputs:
         for extent, got in zip(each.shape, shapes.get(each.name, ())):
             if isinstance(extent, Extent) and extent.names == (extent.text,) and extent.text not in found:
-                found[extent.text], by[extent.text] = got, each.name
-    for each in function.inputs:
-        for dim, (extent, got) in enumerate(zip(each.shape, shapes.get(each.name, ()))):
-            if isinstance(extent, Extent) and all(name in found for name in extent.names) and (
-                (wanted := extent.at(found)) != got
-            ):  # fmt: skip
-                said = ", ".join(f"{name} is {found[name]} as in {by[name]}" for name in extent.names)
-                wrong.append(f"{each.name} has {got} in dimension {dim}, which is {extent} = {wanted} ({said})")
+                found[extent.text] = got
     for true, claimed, whose in function.checks:
         here, there = (shape_at(shape, found) for shape in (true, claimed))
         if here != there:
@@ -44,7 +37,7 @@ def sizes_of(function: DeviceFunction, shapes: Mapping[str, tuple[int, ...]]) ->
         if found.get(name, 0) > most:
             wrong.append(f"{name} is {found[name]}, and the model says that it is {most} at most (tir_var_upper_bound)")
     if wrong:
-        raise LowerError(f"{function.name}: {'; '.join(wrong)}")
+        raise InputError(f"{function.name}: {'; '.join(wrong)}")
     return found
 
 

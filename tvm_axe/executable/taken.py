@@ -39,7 +39,12 @@ class Taken:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._sizes = Sizes()
-        self.problems: list[str] = []
+        self._problems: list[str] = []
+
+    @property
+    def problems(self) -> list[str]:
+        """All that is wrong with those so far."""
+        return self._problems + self._sizes.wrong()
 
     def of(self, param: Param, value: Any) -> Any:
         """The value for a parameter; None, and a problem more, if it doesn't fit."""
@@ -49,7 +54,7 @@ class Taken:
             array, _, why = array_of(param, value)
             if array is None:
                 return self._wrong(param, why)
-            self._match(param, array.shape)
+            self._sizes.add(param, array.shape)
             return Copy(array)
         if param.kind == TUPLE:
             if not isinstance(value, Sequence) or len(value) != len(param.fields):
@@ -61,12 +66,14 @@ class Taken:
             why = misfit(param, tuple(value), "")
             if why:
                 return self._wrong(param, why.replace("got an array of", "got"))
-            self._match(param, tuple(value))
+            self._sizes.add(param, tuple(value))
             return tvm_ffi.Shape([int(e) for e in value])
         if param.kind == NUMBER:
             number = value.item() if isinstance(value, np.generic) else value
             if not isinstance(number, int | float):
                 return self._wrong(param, f"is a number; got {type(value).__name__}")
+            if isinstance(number, int):
+                self._sizes.add_number(param, number)
             return number
         return value
 
@@ -81,15 +88,11 @@ class Taken:
                 why = misfit(param, shape, dtype)
                 if why:
                     return self._wrong(param, why)
-                self._match(param, shape)
+                self._sizes.add(param, shape)
         return handle._value
 
-    def _match(self, param: Param, shape: Sequence[int]) -> None:
-        """Extents of one name are equal."""
-        self.problems += self._sizes.disagreeing(param, shape)
-
     def _wrong(self, param: Param, why: str) -> None:
-        self.problems.append(f"{param.name} {why}")
+        self._problems.append(f"{param.name} {why}")
 
 
 def _size(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
 from tvm_axe.machines import backend_of
 
-__all__ = ["all_fetched", "device_of", "fetched", "put"]
+__all__ = ["all_fetched", "calling", "device_of", "fetched", "put"]
 
 _HOST = tvm.cpu()
 _ALIGNMENT = 64  # bytes: what kernels take tensors to be aligned to
@@ -33,6 +35,21 @@ def device_of(name: str, target: Target) -> tvm.runtime.Device:
     if not device.exist:
         raise LowerError(f"{name} was compiled for {backend.name}; this machine has no {backend.device} device")
     return device
+
+
+@contextmanager
+def calling(function: str) -> Iterator[None]:
+    """Say what function was called, if the runtime refuses something in the body.
+
+    Raises
+    ------
+    LowerError
+        If it does.
+    """
+    try:
+        yield
+    except _tvm.UPSTREAM_ERRORS as error:
+        raise LowerError(f"{function}: the call failed: {_tvm.why_refused(error)}") from error
 
 
 def put(array: np.ndarray, device: tvm.runtime.Device) -> tvm.runtime.Tensor:

@@ -4,6 +4,8 @@
 >>> rows = Extent.of(tirx.Var("n", "int64") * 2 + 1)
 >>> print(rows, rows.names, rows.at({"n": 64}))
 n * 2 + 1 ('n',) 129
+>>> rows.line
+(2, 1)
 >>> shape_at((4, rows), {"n": 64})
 (4, 129)
 """
@@ -13,11 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tvm import ir, relax, tirx
 from tvm.ir import IRModule
+from tvm.sym import Analyzer
 
-from tvm_axe.analysis.expressions import variables_of
+from tvm_axe.analysis.expressions import substitute, variables_of
 from tvm_axe.analysis.sizes import number
 from tvm_axe.errors import InputError
 from tvm_axe.lower.told import part_of
@@ -69,6 +73,22 @@ class Extent:
         if found is None:
             raise InputError(f"an extent of {self.text} isn't arithmetic; give the tensor's shape by a size of its own")
         return found
+
+    @cached_property
+    def line(self) -> tuple[int, int] | None:
+        """The numbers `a` and `b` of an extent that is ``a * n + b`` with a positive `a`; None if it isn't."""
+        if len(self.names) != 1:
+            return None
+        (variable,) = variables_of(self.expr)
+        analyzer, at = Analyzer(), []
+        for n in range(2):
+            found = analyzer.simplify(substitute(self.expr, {variable: tirx.const(n, variable.ty)}))
+            if not isinstance(found, tirx.IntImm):
+                return None
+            at.append(int(found))
+        factor, offset = at[1] - at[0], at[0]
+        is_line = factor > 0 and analyzer.can_prove_equal(self.expr, variable * factor + offset)
+        return (factor, offset) if is_line else None
 
     def part(self, devices: int) -> Extent:
         """Return how many indices each of some devices has of it, dealt out in blocks."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from tvm import relax, tirx
 from tvm.ir import IRModule
-from tvm.sym import Analyzer
 
-from tvm_axe.analysis.expressions import substitute, variables_of
+from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.relax.shapes import with_known_shapes
-from tvm_axe.relax.sizes import defines
+from tvm_axe.relax.sizes import Extent, defines
 
 __all__ = ["with_solved_sizes"]
 
@@ -47,26 +46,37 @@ def _solved(func: relax.Function) -> relax.Function | None:
     known = {each for param in func.params for each in defines(param)}
     values: dict[tirx.Var, tirx.Expr] = {}
     bounds = {name: dict(func.attrs[name]) for name in _BOUNDS if name in func.attrs}
-    given: dict[tuple[int, int], tirx.Var] = {}
-    for place, param in enumerate(func.params):
-        for dim, extent in enumerate(_extents(param)):
-            unknown = [variable for variable in variables_of(extent) if variable not in known]
-            if len(unknown) != 1 or unknown[0] in values:
-                continue
-            linear = _linear(extent, unknown[0])
-            if linear is not None:
-                factor, offset = linear
-                size = tirx.Var(f"{unknown[0].name}_{factor}", extent.ty)
-                given[place, dim] = size
-                values[unknown[0]] = tirx.floordiv(size - offset, tirx.const(factor, extent.ty))
-                for bound in bounds.values():
-                    if unknown[0].name in bound:
-                        bound[size.name] = int(bound.pop(unknown[0].name)) * factor + offset
+    given: dict[Extent, tirx.Var] = {}
+    extents = [extent for param in func.params for extent in _extents(param)]
+    names = {str(variable.name) for extent in extents for variable in variables_of(extent)}
+
+    def new(name: str, extent: tirx.Expr) -> tirx.Var:
+        while name in names:
+            name += "_"
+        names.add(name)
+        return tirx.Var(name, extent.ty)
+
+    for extent in extents:
+        unknown = [variable for variable in variables_of(extent) if variable not in known]
+        if len(unknown) != 1 or unknown[0] in values:
+            continue
+        line = Extent.of(extent).line
+        if line is not None:
+            factor, offset = line
+            size = given[Extent.of(extent)] = new(f"{unknown[0].name}_{factor}", extent)
+            values[unknown[0]] = tirx.floordiv(size - offset, tirx.const(factor, extent.ty))
+            for bound in bounds.values():
+                if unknown[0].name in bound:
+                    bound[size.name] = int(bound.pop(unknown[0].name)) * factor + offset
     if not values:
         return None
+    # Others that are counted in these sizes are compared, too, and have no variable that isn't an extent.
+    for extent in extents:
+        if values.keys() & set(variables_of(extent)) and Extent.of(extent) not in given:
+            given[Extent.of(extent)] = new("size", extent)
     params, claims = [], [_named(variable, value) for variable, value in values.items()]
-    for place, param in enumerate(func.params):
-        own = [given.get((place, dim), extent) for dim, extent in enumerate(_extents(param))]
+    for param in func.params:
+        own = [given.get(Extent.of(extent), extent) for extent in _extents(param)]
         if all(a is b for a, b in zip(own, _extents(param))):
             params.append(param)
             continue
@@ -85,15 +95,3 @@ def _named(variable: tirx.Var, value: tirx.Expr) -> relax.MatchCast:
 def _extents(param: relax.Var) -> list[tirx.Expr]:
     shape = param.ty.shape if isinstance(param.ty, relax.TensorType) else None
     return list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
-
-
-def _linear(extent: tirx.Expr, variable: tirx.Var) -> tuple[int, int] | None:
-    """The numbers `a` and `b` of an extent that is ``a * variable + b`` with a positive `a`; None if it isn't."""
-    analyzer, at = Analyzer(), []
-    for n in range(2):
-        found = analyzer.simplify(substitute(extent, {variable: tirx.const(n, variable.ty)}))
-        if not isinstance(found, tirx.IntImm):
-            return None
-        at.append(int(found))
-    factor, offset = at[1] - at[0], at[0]
-    return (factor, offset) if factor > 0 and analyzer.can_prove_equal(extent, variable * factor + offset) else None
