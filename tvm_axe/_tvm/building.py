@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from tvm.target import Target
 from tvm.tirx import TensorMapType
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
+from tvm_axe._tvm.simplifying import kept_values, unequal
 from tvm_axe._tvm.structural import body_pass, structural_map
 
 _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is
@@ -37,7 +37,7 @@ def register_pipeline(name: str, base: str, first_pass: ir.transform.Pass, host_
 
     def pipeline() -> tuple[Any, Any, Any]:
         lower, finish_host, finish_device = tirx.get_tir_pipeline(base)
-        lowered = ir.transform.Sequential([first_pass, without_names(), kept_special(), lower])
+        lowered = ir.transform.Sequential([first_pass, without_names(), kept_values(), lower])
         return lowered, lambda: ir.transform.Sequential([finish_host(), _and_lowered(host_pass)]), finish_device
 
     tirx.register_tir_pipeline(name, pipeline)
@@ -70,52 +70,6 @@ def without_names() -> ir.transform.Pass:
     return body_pass("WithoutNames", lambda body: structural_map(body, (tirx.Let, _without_name)))
 
 
-def kept_special() -> ir.transform.Pass:
-    """A pass that keeps expressions of floats from upstream's simplification, which takes all for finite numbers.
-
-    It takes a number for equal to itself, and its difference from itself for zero, and it takes what isn't less than
-    another for what is greater or equal. So what is compared with itself is asked whether it is NaN, what is negated is
-    compared with zero, as a number, and such a difference is chosen.
-    """
-
-    def itself(comparison: tirx.EQ | tirx.NE) -> tirx.Expr:
-        if not _are_one(comparison):
-            return comparison
-        own = str(comparison.a.ty) in ("float16", "float32", "float64")  # of others upstream has no `isnan`
-        is_nan = tirx.isnan(comparison.a if own else tirx.Cast("float32", comparison.a))
-        return is_nan if isinstance(comparison, tirx.NE) else tirx.Not(is_nan)
-
-    def negated(negation: tirx.Not) -> tirx.Expr:
-        compared: list[bool] = []
-        tvm_ffi.structural_walk(negation.a, (_COMPARISONS, lambda each: compared.append(_is_float(each.a))))
-        if not any(compared):
-            return negation
-        return tirx.EQ(tirx.Cast("int8", negation.a), tirx.const(0, "int8"))
-
-    def nothing(difference: tirx.Sub) -> tirx.Expr:
-        if not _are_one(difference):
-            return difference
-        a, dtype = difference.a, str(difference.ty)
-        low, high = (tirx.const(bound, dtype) for bound in (-math.inf, math.inf))
-        finite = tirx.And(tirx.LT(low, a), tirx.LT(a, high))
-        return tirx.Select(finite, tirx.const(0.0, dtype), tirx.const(math.nan, dtype))
-
-    rules = (((tirx.EQ, tirx.NE), itself), (tirx.Not, negated), (tirx.Sub, nothing))
-    return body_pass("KeptSpecial", lambda body: structural_map(body, rules))
-
-
-def _are_one(pair: tirx.EQ | tirx.NE | tirx.Sub) -> bool:
-    """Whether both operands are the same float; vectors there are none yet but those that are written down."""
-    return _is_float(pair.a) and "x" not in str(pair.a.ty) and tvm_ffi.structural_equal(pair.a, pair.b)
-
-
-_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
-
-
-def _is_float(value: tirx.Expr) -> bool:
-    return str(value.ty).startswith(("float", "bfloat"))
-
-
 def _without_name(let: tirx.Let) -> tirx.Expr:
     calls: list[ir.Call] = []
     tvm_ffi.structural_walk(let.value, (ir.Call, calls.append))
@@ -132,11 +86,6 @@ def _in_order(both: tirx.And | tirx.Or) -> tirx.Expr:
     if isinstance(both, tirx.And):
         return tirx.if_then_else(both.a, both.b, tirx.const(False, "bool"))
     return tirx.if_then_else(both.a, tirx.const(True, "bool"), both.b)
-
-
-def unequal(different: tirx.NE) -> tirx.Expr:
-    """The same comparison, of floats as what isn't equal: a NaN differs from all, which LLVM's code of `!=` denies."""
-    return tirx.Not(tirx.EQ(different.a, different.b)) if _is_float(different.a) else different
 
 
 _REWRITTEN = ((tirx.Let, _without_name), (tirx.And, _in_order), (tirx.Or, _in_order), (tirx.NE, unequal))
@@ -185,7 +134,7 @@ def build_cuda(
     """
     lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
     host_target = Target("llvm") if target.host is None else target.host
-    mod = tirx.transform.BindTarget(target.with_host(host_target))(kept_special()(without_names()(mod)))
+    mod = tirx.transform.BindTarget(target.with_host(host_target))(kept_values()(without_names()(mod)))
     host, devices = split_host_device_mods(lower(mod))
     host = IRModule(
         {var: _with_alignment(func, aligned) for var, func in host.functions_items()},

@@ -8,7 +8,7 @@ loop, and compiling fails, as it does where a truth value has a name.
 
 So memory is allocated outside of the loop, for each lane its own, and names stand for elements of such memory where a
 statement may be run lane by lane, or where they are truth values; LLVM and ptxas make registers of it. Where that can't
-be done, the loop stays a loop.
+be done, the loop stays a loop. Divisions toward zero are kept from its vectors, too.
 
 Source: upstream's ``src/tirx/transform/vectorize_loop.cc``.
 """
@@ -22,6 +22,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from tvm_axe._tvm.simplifying import truncated
 from tvm_axe._tvm.structural import body_pass, structural_map
 
 __all__ = ["keep_lanes"]
@@ -53,6 +54,7 @@ def _is_vector(loop: tirx.For) -> bool:
 
 def _with_lanes(loop: tirx.For) -> tirx.Stmt:
     """A loop that becomes vectors, behind the allocations of what each lane has of its own."""
+    loop = _with_body(loop, truncated(loop.body), loop.kind)
     allocated: list[tirx.Buffer] = []
     bound: list[tirx.Var] = []
     tvm_ffi.structural_walk(loop.body, (tirx.AllocBuffer, lambda made: allocated.append(made.buffer)))

@@ -1,0 +1,99 @@
+"""What upstream's simplification gets wrong of values, written so that it doesn't see it."""
+
+from __future__ import annotations
+
+import math
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from tvm_axe._tvm.structural import body_pass, structural_map
+
+__all__ = ["kept_values", "truncated", "unequal"]
+
+
+def kept_values() -> ir.transform.Pass:
+    """A pass that writes expressions so that upstream's simplification leaves their values what they are.
+
+    It takes all floats for finite numbers: one for equal to itself, its difference from itself for zero, and what isn't
+    less than another for what is greater or equal. So what is compared with itself is asked whether it is NaN, what is
+    negated is compared with zero, as a number, and such a difference is chosen. And it takes remainders of negative
+    divisors for positive. So divisors that are known are positive.
+    """
+
+    def itself(comparison: tirx.EQ | tirx.NE) -> tirx.Expr:
+        if not _are_one(comparison):
+            return comparison
+        own = str(comparison.a.ty) in ("float16", "float32", "float64")  # of others upstream has no `isnan`
+        is_nan = tirx.isnan(comparison.a if own else tirx.Cast("float32", comparison.a))
+        return is_nan if isinstance(comparison, tirx.NE) else tirx.Not(is_nan)
+
+    def negated(negation: tirx.Not) -> tirx.Expr:
+        compared: list[bool] = []
+        tvm_ffi.structural_walk(negation.a, (_COMPARISONS, lambda each: compared.append(_is_float(each.a))))
+        if not any(compared):
+            return negation
+        return tirx.EQ(tirx.Cast("int8", negation.a), tirx.const(0, "int8"))
+
+    def nothing(difference: tirx.Sub) -> tirx.Expr:
+        if not _are_one(difference):
+            return difference
+        a, dtype = difference.a, str(difference.ty)
+        low, high = (tirx.const(bound, dtype) for bound in (-math.inf, math.inf))
+        finite = tirx.And(tirx.LT(low, a), tirx.LT(a, high))
+        return tirx.Select(finite, tirx.const(0.0, dtype), tirx.const(math.nan, dtype))
+
+    rules = (
+        ((tirx.EQ, tirx.NE), itself),
+        (tirx.Not, negated),
+        (tirx.Sub, nothing),
+        ((tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod), _by_positive),
+    )
+    return body_pass("KeptValues", lambda body: structural_map(body, rules))
+
+
+def _are_one(pair: tirx.EQ | tirx.NE | tirx.Sub) -> bool:
+    """Whether both operands are the same float; vectors there are none yet but those that are written down."""
+    return _is_float(pair.a) and "x" not in str(pair.a.ty) and tvm_ffi.structural_equal(pair.a, pair.b)
+
+
+_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
+
+
+def _by_positive(division: tirx.FloorDiv | tirx.FloorMod | tirx.Div | tirx.Mod) -> tirx.Expr:
+    """The same division of integers, by a positive number if it is by a negative one that is known."""
+    kind, a, b = type(division), division.a, division.b
+    if not isinstance(b, tirx.IntImm) or int(b) >= 0 or int(b) == int(tirx.min_value(str(b.ty)).value):
+        return division
+    zero, divisor = tirx.const(0, str(a.ty)), tirx.const(-int(b), str(b.ty))
+    if kind is tirx.Mod:
+        return tirx.Mod(a, divisor)
+    if kind is tirx.Div:
+        return tirx.Sub(zero, tirx.Div(a, divisor))
+    made = kind(tirx.Sub(zero, a), divisor)
+    return made if kind is tirx.FloorDiv else tirx.Sub(zero, made)
+
+
+def truncated(body: tirx.Stmt) -> tirx.Stmt:
+    """A body whose divisions toward zero (`tirx.Div`, `tirx.Mod`) are of something else than a loop's variable.
+
+    Of vectors upstream divides the first lane's number, and goes on in the loop's steps, whether or not these lead
+    across zero or backwards over a multiple. No bit is lost by the mask, of which LLVM makes nothing.
+    """
+
+    def hidden(division: tirx.Div | tirx.Mod) -> tirx.Expr:
+        dtype = str(division.a.ty)
+        if not dtype.startswith("int"):
+            return division
+        return type(division)(tirx.BitwiseAnd(division.a, tirx.const(-1, dtype)), division.b)
+
+    return structural_map(body, ((tirx.Div, tirx.Mod), hidden))
+
+
+def _is_float(value: tirx.Expr) -> bool:
+    return str(value.ty).startswith(("float", "bfloat"))
+
+
+def unequal(different: tirx.NE) -> tirx.Expr:
+    """The same comparison, of floats as what isn't equal: a NaN differs from all, which LLVM's code of `!=` denies."""
+    return tirx.Not(tirx.EQ(different.a, different.b)) if _is_float(different.a) else different
