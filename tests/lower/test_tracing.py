@@ -183,5 +183,5 @@ def test_arrays_are_checked_as_for_a_run(
 ) -> None:
     mesh = Mesh({"tp": 2})
     exe = compiled(PROGRAMS["mlp"](mesh).schedule("MM-AR-C"))
-    with pytest.raises(axe.LowerError, match="takes 5 arrays"):
+    with pytest.raises(axe.InputError, match="takes 5 arrays"):
         exe.trace(launched(mesh))
