@@ -37,7 +37,7 @@ def register_pipeline(name: str, base: str, first_pass: ir.transform.Pass, host_
 
     def pipeline() -> tuple[Any, Any, Any]:
         lower, finish_host, finish_device = tirx.get_tir_pipeline(base)
-        lowered = ir.transform.Sequential([first_pass, without_names(), kept_values(), lower])
+        lowered = ir.transform.Sequential([first_pass, prepared(), lower])
         return lowered, lambda: ir.transform.Sequential([finish_host(), _and_lowered(host_pass)]), finish_device
 
     tirx.register_tir_pipeline(name, pipeline)
@@ -59,6 +59,11 @@ def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
         return done
 
     return ir.transform.module_pass(run, opt_level=0, name="AndLowered")
+
+
+def prepared() -> ir.transform.Pass:
+    """What all functions pass through before they are lowered, whatever they are lowered for."""
+    return ir.transform.Sequential([without_names(), kept_values()])
 
 
 def without_names() -> ir.transform.Pass:
@@ -134,7 +139,7 @@ def build_cuda(
     """
     lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
     host_target = Target("llvm") if target.host is None else target.host
-    mod = tirx.transform.BindTarget(target.with_host(host_target))(kept_values()(without_names()(mod)))
+    mod = tirx.transform.BindTarget(target.with_host(host_target))(prepared()(mod))
     host, devices = split_host_device_mods(lower(mod))
     host = IRModule(
         {var: _with_alignment(func, aligned) for var, func in host.functions_items()},

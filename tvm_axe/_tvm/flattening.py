@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import detect_iter_map
 
+from tvm_axe._tvm.simplifying import masked
 from tvm_axe._tvm.structural import body_pass, is_zero, structural_map, variables_of
 
 __all__ = ["iter_map", "keep_sums"]
@@ -68,7 +69,7 @@ def _hidden(body: tirx.Stmt) -> tirx.Stmt:
     def rule(division: Any) -> Any:
         if not _divides_sum(division, loops, moving):
             return division
-        return type(division)(tirx.BitwiseAnd(division.a, tirx.const(-1, division.a.ty.dtype)), division.b)
+        return type(division)(masked(division.a), division.b)
 
     return structural_map(body, (_DIVISIONS, rule))
 

@@ -9,7 +9,7 @@ from tvm import ir, tirx
 
 from tvm_axe._tvm.structural import body_pass, structural_map
 
-__all__ = ["kept_values", "truncated", "unequal"]
+__all__ = ["kept_values", "masked", "truncated", "unequal"]
 
 
 def kept_values() -> ir.transform.Pass:
@@ -83,12 +83,14 @@ def truncated(body: tirx.Stmt) -> tirx.Stmt:
     """
 
     def hidden(division: tirx.Div | tirx.Mod) -> tirx.Expr:
-        dtype = str(division.a.ty)
-        if not dtype.startswith("int"):
-            return division
-        return type(division)(tirx.BitwiseAnd(division.a, tirx.const(-1, dtype)), division.b)
+        return type(division)(masked(division.a), division.b) if str(division.a.ty).startswith("int") else division
 
     return structural_map(body, ((tirx.Div, tirx.Mod), hidden))
+
+
+def masked(value: tirx.Expr) -> tirx.Expr:
+    """The same integer, whose terms upstream doesn't see."""
+    return tirx.BitwiseAnd(value, tirx.const(-1, str(value.ty)))
 
 
 def _is_float(value: tirx.Expr) -> bool:
