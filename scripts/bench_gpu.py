@@ -230,7 +230,7 @@ def measured(
     knobs = ""
     if case.peer == TILELANG:
         assert tilelang is not None
-        chosen = tilelang.ask("choose", spec=asdict(bench.spec), seeds=seeds, calls=calls)
+        chosen = chosen_of(tilelang, spec=asdict(bench.spec), seeds=seeds, calls=calls)
         same(bench.spec.sums(first), chosen["sums"])
         knobs = said(chosen)
     else:
@@ -253,6 +253,17 @@ def measured(
             }
         )  # fmt: skip
     return rows
+
+
+def chosen_of(peer: PeerProcess, **question: Any) -> dict[str, Any]:
+    """What the peer chooses, in a new process for each candidate at which the GPU stopped."""
+    lost: dict[str, str] = {}
+    while True:
+        answer = peer.ask("choose", **question, without=lost)
+        if "lost" not in answer:
+            return answer
+        lost[answer["lost"]] = answer["why"]
+        peer.again()
 
 
 def same(ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:

@@ -17,13 +17,22 @@ class PeerProcess:
     def __init__(self, script: Path, libraries: Path) -> None:
         """Start the script by this interpreter, with `libraries` as the one folder on PYTHONPATH."""
         self.script = script
-        self._process = subprocess.Popen(
-            [sys.executable, str(script)],
+        self._libraries = libraries.resolve()
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(self.script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(libraries.resolve())},
+            env={**os.environ, "PYTHONPATH": str(self._libraries)},
         )
+
+    def again(self) -> None:
+        """End the script and start it anew: it knows nothing of what it was asked before."""
+        self.end()
+        self._process = self._started()
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """The answer to a question.

@@ -40,7 +40,8 @@ def decode_attention(problem: Problem, *, rows: int, keys: int, stages: int, spl
             shrink = T.alloc_fragment((rows,), T.float32)
             row = T.alloc_fragment((rows,), T.float32)
             total = T.alloc_fragment((rows,), T.float32)
-            T.copy(Q[b, g * group : g * group + rows, :], q)  # rows beyond the group are others', and not stored
+            for x, y in T.Parallel(rows, dim):
+                q[x, y] = Q[b, g * group + T.min(x, group - 1), y]  # rows beyond the group are not stored
             T.clear(o)
             T.clear(total)
             T.fill(top, -1e30)
@@ -249,5 +250,3 @@ def in_parts(
 
     parts = {"sums": (shape, F32), "levels": (shape[:3], F32)}
     return Written((attend, combine), ((*given, *parts), (*parts, "O")), {**parts, **scratch})
-
-    return combine

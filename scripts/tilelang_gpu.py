@@ -2,7 +2,8 @@
 
 It reads a line of JSON for each question and answers with one. Of each kernel every candidate of
 `tilelang_programs.candidates` is compiled; what fails to, or computes what is wrong, is named and left out, and the
-fastest of the others is what is timed beside ours: on the same inputs, from a CUDA graph, by the same clock.
+fastest of the others is what is timed beside ours: on the same inputs, from a CUDA graph, by the same clock. One that
+the GPU stops at ends all that this process can do there: it is named, and whoever asks starts another process.
 """
 
 from __future__ import annotations
@@ -56,14 +57,22 @@ class TileLang:
                 self._compiled[key].append((name, written, own))
         return {"compiled": len(programs), "left_out": {key: names for key, names in self._failed.items() if names}}
 
-    def choose(self, spec: Mapping[str, Any], seeds: Sequence[int], calls: int) -> dict[str, Any]:
-        """Check and time each candidate on tensors of these seeds; the fastest that is right is timed from now on."""
+    def choose(
+        self, spec: Mapping[str, Any], seeds: Sequence[int], calls: int, without: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Check and time each candidate on tensors of these seeds; the fastest that is right is timed from now on.
+
+        `without` names candidates that are left out, and why. Of one that the GPU stopped at the answer says only which
+        it is, as `lost`, and `why`.
+        """
         self._graph = None
         own = Spec(**spec)
         self.compile([(own.kernel, own.problem)])
         key, sets = key_of(own.kernel, own.problem), [own.drawn(seed) for seed in seeds]
-        sums, best, left_out = own.sums(sets[0]), ("", 0.0, float("inf")), dict(self._failed[key])
+        sums, best, left_out = own.sums(sets[0]), ("", 0.0, float("inf")), {**self._failed[key], **without}
         for name, written, kernels in self._compiled[key]:
+            if name in left_out:
+                continue
             try:
                 more = [{**made, **scratch(written), **written.tables(made)} for made in sets]
                 graph = captured({name: partial(run, written, kernels)}, more, calls)[name]
@@ -72,7 +81,9 @@ class TileLang:
                 graph.graph.replay()
                 error = own.error(sets[0])
             except Exception as problem:  # others are measured whatever one does
-                left_out[name] = f"{type(problem).__name__}: {str(problem).strip()[-300:]}"
+                left_out[name] = f"{type(problem).__name__}: {str(problem).strip()[:300]}"
+                if not answers():
+                    return {"lost": name, "why": left_out[name]}
                 continue
             milliseconds = min(graph.timed(0.002) for _ in range(5))
             if milliseconds < best[2]:
@@ -85,6 +96,17 @@ class TileLang:
         """Milliseconds of a call."""
         assert self._graph is not None
         return {"milliseconds": self._graph.timed(seconds)}
+
+
+def answers() -> bool:
+    """Whether the GPU still does what this process asks for, which it doesn't once a kernel faulted."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def key_of(kernel: str, problem: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from tvm.target import Target
 from tvm.tirx import TensorMapType
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
-from tvm_axe._tvm.simplifying import kept_values, unequal
+from tvm_axe._tvm.simplifying import in_bits, kept_values, unequal
 from tvm_axe._tvm.structural import body_pass, structural_map
 
 _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is
@@ -63,7 +63,7 @@ def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
 
 def prepared() -> ir.transform.Pass:
     """What all functions pass through before they are lowered, whatever they are lowered for."""
-    return ir.transform.Sequential([without_names(), kept_values()])
+    return ir.transform.Sequential([without_names(), kept_values(), in_bits()])
 
 
 def without_names() -> ir.transform.Pass:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe._tvm.structural import body_pass, structural_map
 
-__all__ = ["kept_values", "masked", "truncated", "unequal"]
+__all__ = ["in_bits", "kept_values", "masked", "truncated", "unequal"]
 
 
 def kept_values() -> ir.transform.Pass:
@@ -100,3 +101,23 @@ def _is_float(value: tirx.Expr) -> bool:
 def unequal(different: tirx.NE) -> tirx.Expr:
     """The same comparison, of floats as what isn't equal: a NaN differs from all, which LLVM's code of `!=` denies."""
     return tirx.Not(tirx.EQ(different.a, different.b)) if _is_float(different.a) else different
+
+
+def in_bits() -> ir.transform.Pass:
+    """A pass by which infinities and NaN of narrow floats are written by their bits.
+
+    Upstream writes them in CUDA as C++ has no constant, ``__float2bfloat16_rn(-inff)``, and on CPUs it takes the
+    wrong ones of eight bits.
+    """
+
+    def by_bits(written: tirx.FloatImm | tirx.Cast) -> tirx.Expr:
+        number = written if isinstance(written, tirx.FloatImm) else written.value  # a cast would be folded later
+        dtype = str(written.ty)
+        if not dtype.startswith(("bfloat16", "float8")) or not isinstance(number, tirx.FloatImm):
+            return written
+        if math.isfinite(float(number)):
+            return written
+        bits = np.array(float(number), dtype).view("uint8" if dtype.startswith("float8") else "uint16")
+        return tirx.reinterpret(dtype, tirx.const(int(bits), str(bits.dtype)))
+
+    return body_pass("InBits", lambda body: structural_map(body, ((tirx.FloatImm, tirx.Cast), by_bits)))
