@@ -1,5 +1,7 @@
 """Tile programs for Hopper's tensor cores, as functions of their shapes."""
 
+from typing import Any
+
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -141,6 +143,111 @@ def through_shared(m: int, n: int, k: int) -> tirx.PrimFunc:
             tile.copy(D[j * 128, 0], d)
             tile.gemm(staged, d, second, transpose_b=True, accumulate=False)
             tile.copy(second, C[i * 128, j * 128])
+
+    return func
+
+
+def held(where: str) -> tirx.PrimFunc:
+    """Y = 2^(A B^T / 16 - t) D: A (256, 64) is a fragment, B and D (512, 64), t (512); where A is loaded, `where` says.
+
+    Within an outer loop of two it is done twice, and Y the sum.
+    """
+    arm, outer = where.startswith("in an arm"), where == "in an outer one"
+    same, before = where == "in the arm of its use", where == "before the loop"
+
+    @T.prim_func
+    def func(
+        A: T.Buffer((256, 64), "bfloat16"),
+        B: T.Buffer((512, 64), "bfloat16"),
+        D: T.Buffer((512, 64), "bfloat16"),
+        t: T.Buffer((512,), "float32"),
+        Y: T.Buffer((256, 64), "float32"),
+    ):
+        with tile.kernel(2) as i:
+            a = tile.fragment((128, 64), "bfloat16")
+            b = tile.shared((64, 64), "bfloat16")
+            d = tile.shared((64, 64), "bfloat16")
+            less = tile.shared((64,), "float32")
+            s = tile.fragment((128, 64), "float32")
+            p = tile.fragment((128, 64), "bfloat16")
+            y = tile.fragment((128, 64), "float32")
+            tile.fill(y, 0)
+            if before:
+                tile.copy(A[i * 128, 0], a)
+
+            @T.inline
+            def add(j: Any) -> None:
+                """What keys of a step add."""
+                tile.copy(B[j * 64, 0], b)
+                tile.copy(t[j * 64], less)
+                tile.copy(D[j * 64, 0], d)
+                if arm:  # noqa: SIM102
+                    if j == 0:
+                        tile.copy(A[i * 128, 0], a)
+                if where == "in it":
+                    tile.copy(A[i * 128, 0], a)
+                if same:
+                    if j >= 0:
+                        tile.copy(A[i * 128, 0], a)
+                        tile.gemm(a, b, s, transpose_b=True, accumulate=False)
+                else:
+                    tile.gemm(a, b, s, transpose_b=True, accumulate=False)
+                with tile.parallel(128, 64) as (x, z):
+                    s[x, z] = T.exp2(s[x, z] * T.float32(1 / 16) - less[z])
+                tile.copy(s, p)
+                tile.gemm(p, d, y)
+
+            if outer:
+                for _ in range(2):
+                    tile.copy(A[i * 128, 0], a)
+                    for j in tile.pipelined(8):
+                        add(j)
+            else:
+                for j in tile.pipelined(8):
+                    add(j)
+            tile.copy(y, Y[i * 128, 0])
+
+    return func
+
+
+def wide_values(queries: int, keys: int) -> tirx.PrimFunc:
+    """Attention of which values have more columns than a warpgroup has registers for: Q, K (.., 128), V (keys, 512)."""
+
+    @T.prim_func
+    def func(
+        Q: T.Buffer((queries, 128), "bfloat16"),
+        K: T.Buffer((keys, 128), "bfloat16"),
+        V: T.Buffer((keys, 512), "bfloat16"),
+        O: T.Buffer((queries, 512), "float32"),
+    ):
+        with tile.kernel(tile.cdiv(queries, 64)) as i:
+            q = tile.shared((64, 128), "bfloat16")
+            k = tile.shared((64, 128), "bfloat16")
+            v = tile.shared((64, 512), "bfloat16")
+            p = tile.shared((64, 64), "bfloat16")
+            s = tile.fragment((64, 64), "float32")
+            o = tile.fragment((64, 512), "float32")
+            row = tile.fragment((64,), "float32")
+            total = tile.fragment((64,), "float32")
+            tile.copy(Q[i * 64, 0], q)
+            tile.fill(o, 0)
+            tile.fill(total, 0)
+            for j in tile.pipelined(tile.cdiv(keys, 64)):
+                tile.copy(K[j * 64, 0], k)
+                tile.copy(V[j * 64, 0], v)
+                tile.gemm(q, k, s, transpose_b=True, accumulate=False)
+                with tile.parallel(64, 64) as (x, y):
+                    s[x, y] = T.if_then_else(
+                        j * 64 + y < keys, T.exp2(s[x, y] * T.float32(1.4426950408889634 / 16)), T.float32(0)
+                    )
+                tile.sum(s, row, axis=1)
+                with tile.parallel(64) as x:
+                    total[x] = total[x] + row[x]
+                tile.copy(s, p)
+                tile.gemm(p, v, o)
+            with tile.parallel(64, 512) as (x, y):
+                o[x, y] = o[x, y] / total[x]
+            tile.copy(o, O[i * 64, 0])
 
     return func
 

@@ -23,7 +23,10 @@ from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose, only_used
 
 WIDEST = 256
-"""Columns of the output that a block's registers hold."""
+"""Columns of the output that the registers of a warpgroup hold, or of a block where warps don't share columns."""
+
+_APART = 3072
+"""Bytes of shared memory that barriers and what warps tell each other take."""
 
 
 def mla_decode(
@@ -117,6 +120,7 @@ def mla_decode(
 def _knobs(target: Target, problem: Problem) -> Knobs:
     """Tiles of 64 heads where a warpgroup multiplies as many; of keys as many as leave room for two slots of them.
 
+    Two warpgroups share the columns, so that a block reads what 64 heads share once, and computes their scores once.
     Warps that share the rows of one product share the columns of the other with tiles of 16 heads alone.
     """
     machine = machine_of(target)
@@ -125,10 +129,11 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     dim, width = problem["dim"], 4 if problem["dtype"] == "float32" else 2
     by_warpgroups = machine.tensor_cores == "wgmma" and machine.by_tensor_cores(problem["dtype"])
     rows = 64 if by_warpgroups and problem["heads"] > 32 else ROWS
-    parts = next(n for n in range(tile.cdiv(dim, WIDEST), dim + 1) if dim % n == 0)
+    widest = WIDEST * (2 if rows == 64 else 1)
+    parts = next(n for n in range(tile.cdiv(dim, widest), dim + 1) if dim % n == 0)
     whole = dim + problem["rope"]
     each = whole + (dim // parts if parts > 1 else 0)
-    fits = [n for n in (64, 32) if width * (rows * (whole + n) + 2 * n * each) + 4096 <= machine.shared_bytes]
+    fits = [n for n in (64, 32) if width * (rows * (whole + n) + 2 * n * each) + _APART <= machine.shared_bytes]
     block_n = next(iter(fits), 16)
     wanted = machine.processors // (problem["batch"] * tile.cdiv(problem["heads"], rows) * parts)
     most = tile.cdiv(problem["capacity"], 2 * block_n)

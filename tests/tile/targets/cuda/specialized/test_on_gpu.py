@@ -27,6 +27,11 @@ MATMULS = [
     ((512, 512, 512), {"block": (256, 128, 64), "stages": 1}),
     ((512, 96, 512), {"block": (128, 48, 64)}),
     ((256, 640, 256), {"block": (64, 320, 64)}),
+    ((200, 1024, 320), {"block": (64, 512, 64)}),
+    ((200, 1000, 320), {"block": (64, 512, 64), "transpose_b": False}),
+    ((200, 1024, 256), {"block": (64, 512, 64), "transpose_a": True, "out": "float32"}),
+    ((200, 96, 256), {"block": (64, 96, 64), "threads": 256}),
+    ((256, 512, 512), {"block": (64, 512, 128), "dtype": "float8_e4m3fn", "out": "bfloat16"}),
     ((512, 512, 96), {"block": (128, 128, 32), "out": "float32"}),
     ((300, 200, 64), {"block": (64, 64, 64), "persistent": True, "swizzle": 2}),
     ((512, 512, 512), {"block": (128, 128, 128), "dtype": "float8_e4m3fn", "out": "bfloat16"}),
@@ -123,6 +128,29 @@ def test_products_through_shared_memory():
     got = run(programs.through_shared(m, n, k), a, b, d, shape=(m, n), dtype="bfloat16")
     first = (a.astype("float64") @ b.astype("float64").T).astype("bfloat16").astype("float64")
     assert error(got, first @ d.astype("float64").T) <= TOLERANCE["bfloat16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["before the loop", "in it", "in an outer one", "in an arm", "in the arm of its use"])
+def test_left_operands_in_registers(where):
+    rng = np.random.default_rng(0)
+    a, b, d = (rng.standard_normal(shape).astype("bfloat16") for shape in ((256, 64), (512, 64), (512, 64)))
+    more = rng.standard_normal(512).astype("float32")
+    got = run(programs.held(where), a, b, d, more, shape=(256, 64), dtype="float32")
+    exact = [x.astype("float64") for x in (a, b, d)]
+    weights = np.exp2(exact[0] @ exact[1].T / 16 - more).astype("bfloat16").astype("float64")
+    assert error(got, weights @ exact[2] * (2 if where == "in an outer one" else 1)) <= TOLERANCE["bfloat16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keys", [64, 128, 1000])
+def test_scores_and_values_of_shared_columns(keys):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape).astype("bfloat16") for shape in ((100, 128), (keys, 128), (keys, 512)))
+    got = run(programs.wide_values(100, keys), q, k, v, shape=(100, 512), dtype="float32")
+    x, y, z = (each.astype("float64") for each in (q, k, v))
+    scores = np.exp(x @ y.T / 16)
+    assert error(got, scores / scores.sum(axis=1, keepdims=True) @ z) <= TOLERANCE["bfloat16"]
 
 
 @pytest.mark.gpu

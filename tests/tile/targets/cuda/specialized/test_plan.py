@@ -106,7 +106,7 @@ def test_programs_that_are_not_specialized():
     [
         (programs.matmul(512, 512, 512, block=(128, 256, 512)), HOPPER, r"a, b: 393216 bytes x 1.*Take smaller tiles"),
         (programs.matmul(512, 512, 512, stages=8), HOPPER, r"a, b: 49152 bytes x 8.*fewer stages"),
-        (programs.matmul(512, 512, 512, block=(64, 512, 32)), HOPPER, r"take 256 registers of each of 128 threads"),
+        (programs.matmul(512, 512, 512, block=(128, 512, 32)), HOPPER, r"take 256 registers of each of 256 threads"),
         (
             programs.matmul(512, 512, 512, threads=384),
             HOPPER,
@@ -145,9 +145,12 @@ def test_what_does_not_fit_is_refused(func, target, message):
 # ---- Layouts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "columns", "warpgroups"), [(64, 8, 1), (128, 64, 2), (256, 32, 2), (192, 16, 3)])
-def test_accumulators_hold_every_element_once(rows, columns, warpgroups):
-    layout = wgmma.accumulator(rows, columns, warpgroups)
+@pytest.mark.parametrize(
+    ("rows", "columns", "warpgroups", "across"),
+    [(64, 8, 1, 1), (128, 64, 2, 1), (256, 32, 2, 1), (192, 16, 3, 1), (64, 512, 2, 2), (64, 16, 2, 2)],
+)
+def test_accumulators_hold_every_element_once(rows, columns, warpgroups, across):
+    layout = wgmma.accumulator(rows, columns, warpgroups, across)
     places = {(place["tx"], place["m"]) for element in range(rows * columns) for place in layout.apply(element)}
     assert len(places) == rows * columns
     assert places == {(t, r) for t in range(128 * warpgroups) for r in range(rows * columns // 128 // warpgroups)}
@@ -162,6 +165,32 @@ def test_accumulators_are_as_the_manual_says():
             thread, register = place["tx"], place["m"]
             assert row == thread // 32 * 16 + thread % 32 // 4 + 8 * (register // 2 % 2)
             assert column == register // 4 * 8 + thread % 4 * 2 + register % 2
+
+
+def test_warpgroups_share_columns_of_which_one_has_no_room():
+    plan = tile.plan(programs.matmul(512, 1024, 512, block=(64, 512, 64)), HOPPER)
+    assert isinstance(plan, SpecializedPlan) and (plan.warpgroups, plan.across, plan.down) == (2, 2, 1)
+    assert not plan.schedule.takes_turns
+    (sums,) = (tile for tile in plan.fragments if tile.name == "c")
+    held = {(place["tx"] // 128, column // 256) for column in range(512) for place in plan.fragments[sums].layout.apply(
+        5, column, shape=(64, 512))}  # fmt: skip
+    assert held == {(0, 0), (1, 1)}
+    assert "which share columns" in plan.explain()
+    both = tile.plan(programs.matmul(512, 512, 512, block=(64, 128, 64), threads=256), HOPPER)
+    assert isinstance(both, SpecializedPlan) and both.across == 2
+    for narrow in ({"block": (64, 256, 64)}, {"block": (128, 256, 64)}, {"block": (64, 128, 64), "threads": 128}):
+        assert tile.plan(programs.matmul(512, 512, 512, **narrow), HOPPER).across == 1
+
+
+@pytest.mark.parametrize("where", ["before the loop", "in it", "in an outer one", "in an arm", "in the arm of its use"])
+def test_left_operands_in_registers_are_written_anew(where):
+    """Of others ptxas before CUDA 13.3 overwrites the registers while they are needed (seen of 12.9 and 13.0)."""
+    plan = tile.plan(programs.held(where), HOPPER)
+    if where in ("in it", "in the arm of its use"):
+        assert isinstance(plan, SpecializedPlan)
+    else:
+        assert not isinstance(plan, SpecializedPlan)
+        assert "its left operand a is in registers, and not written anew in each iteration" in plan.explain()
 
 
 def test_shared_layouts_are_upstreams():

@@ -9,6 +9,8 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instru
 >>> from tvm_axe.tile.targets.cuda.instructions.wgmma import accumulator
 >>> print(accumulator(128, 16, 2))
 S[(2, 1, 4, 2, 8, 2, 4, 2) : (128@tx, 8, 32@tx, 2, 4@tx, 4, 1@tx, 1)]
+>>> print(accumulator(64, 32, 2, across=2))
+S[(1, 1, 4, 2, 8, 2, 2, 4, 2) : (256@tx, 8, 32@tx, 2, 4@tx, 128@tx, 4, 1@tx, 1)]
 """
 
 from __future__ import annotations
@@ -98,15 +100,26 @@ def obstacle(gemm: Gemm) -> str | None:
     return None
 
 
-def accumulator(rows: int, columns: int, warpgroups: int) -> Layout:
+def shares_columns(gemm: Gemm, warpgroups: int) -> bool:
+    """Whether so many warpgroups can share a product's columns: each reads all of a, from shared memory."""
+    share, takes = gemm.shape[1] // warpgroups, OPERANDS[gemm.a.tile.dtype]
+    whole = gemm.shape[1] % (8 * warpgroups) == 0 and (share <= 32 or share % takes.step == 0)
+    lies = gemm.transpose_b or share <= COLUMNS or share % COLUMNS == 0
+    return gemm.a.tile.scope == "shared" and whole and lies
+
+
+def accumulator(rows: int, columns: int, warpgroups: int, across: int = 1) -> Layout:
     """Where an accumulator's elements are, over threads ``tx`` and registers ``m``; also a 16-bit left operand's.
 
-    Each warpgroup holds ``rows / warpgroups`` consecutive rows.
+    `across` neighbouring warpgroups share columns, so that each holds ``across * rows / warpgroups`` consecutive rows
+    and ``columns / across`` consecutive columns.
     """
-    blocks = rows // warpgroups // ROWS
+    groups, share = warpgroups // across, columns // across
+    extents = f"{share // 8}" if across == 1 else f"{across}, {share // 8}"
+    strides = "4" if across == 1 else f"{WARPGROUP}@tx, 4"
     text = (
-        f"S[({warpgroups}, {blocks}, 4, 2, 8, {columns // 8}, 4, 2) : "
-        f"({WARPGROUP}@tx, {columns // 2}, 32@tx, 2, 4@tx, 4, 1@tx, 1)]"
+        f"S[({groups}, {rows // groups // ROWS}, 4, 2, 8, {extents}, 4, 2) : "
+        f"({across * WARPGROUP}@tx, {share // 2}, 32@tx, 2, 4@tx, {strides}, 1@tx, 1)]"
     )
     layout = Layout.parse(text)
     assert isinstance(layout, Layout)

@@ -67,7 +67,7 @@ class Consumer:
         for tile, inferred in plan.fragments.items():
             fragment = FragmentLayout(inferred.layout, inferred.shape, plan.threads)
             if len(tile.shape) == 2 and self.is_accumulator(tile):
-                rows, columns = tile.shape[0] // plan.warpgroups, tile.shape[1]
+                rows, columns = tile.shape[0] // plan.down, tile.shape[1] // plan.across
                 held = wgmma.warpgroup_fragment(rows, columns)
                 self.registers[tile] = T.alloc_buffer((rows, columns), tile.dtype, scope="local", layout=held)
                 flat = self.registers[tile].local(fragment.registers)
@@ -98,10 +98,10 @@ class Consumer:
         self.emitter = Emitter(threads, storages, self.analyzer, self.scratch)
 
     def is_accumulator(self, tile: Tile) -> bool:
-        rows, columns = tma.matrix(tile)
-        if rows % (self.plan.warpgroups * wgmma.ROWS) or columns % 8:
+        (rows, columns), plan = tma.matrix(tile), self.plan
+        if rows % (plan.down * wgmma.ROWS) or columns % (plan.across * 8):
             return False
-        return self.plan.fragments[tile].layout == wgmma.accumulator(rows, columns, self.plan.warpgroups)
+        return plan.fragments[tile].layout == wgmma.accumulator(rows, columns, plan.warpgroups, plan.across)
 
     def is_cast(self, node: Copy) -> bool:
         """Whether a copy between accumulators only rounds, which is done two registers at a time."""
@@ -224,18 +224,20 @@ class Consumer:
             T.evaluate(operation(T.cast(whose + _TURNS, "uint32"), T.uint32(2 * wgmma.WARPGROUP)))
 
     def issue(self, step: Issue, values: Values) -> None:
-        gemm = step.gemm
-        rows = gemm.shape[0] // self.plan.warpgroups
-        at = self.context.group * rows
+        gemm, plan, group = step.gemm, self.plan, self.context.group
+        rows, columns = gemm.shape[0] // plan.down, gemm.shape[1] // plan.across
+        # The registers of several warpgroups' rows that share columns would be more than there are.
+        assert 1 in (plan.down, plan.across)
+        row, column = (group * rows, 0) if plan.across == 1 else (0, group * columns)
         if gemm.a.tile.scope == "fragment":
             a = self.registers[gemm.a.tile]
         else:
-            a = self.operand(gemm.a, values, 1 if gemm.transpose_a else 0, at, rows)
+            a = self.operand(gemm.a, values, 1 if gemm.transpose_a else 0, row, rows)
         accumulate = step.accumulate if isinstance(step.accumulate, bool) else self.expression(step.accumulate, values)
         primitives.wg.gemm_async(
             self.registers[gemm.c.tile],
             a,
-            self.operand(gemm.b, values, 0, 0, gemm.b.extents[-2]),
+            self.operand(gemm.b, values, 0 if gemm.transpose_b else 1, column, columns),
             transA=gemm.transpose_a,
             transB=not gemm.transpose_b,
             accum=accumulate,

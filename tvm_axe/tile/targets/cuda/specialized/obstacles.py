@@ -29,6 +29,7 @@ from tvm_axe.tile.nodes import (
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.plan import gpu_of
 from tvm_axe.tile.targets.cuda.specialized import buffers
@@ -47,6 +48,12 @@ def obstacle(program: TileProgram, target: Target) -> str | None:
         why = _unfit(gemm)
         if why:
             return f"{gemm}: {why}"
+    held = _held_operand(program.body, frozenset())
+    if held is not None:
+        return (
+            f"{held}: its left operand {held.a.tile.name} is in registers, and not written anew in each iteration; "
+            "ptxas before CUDA 13.3 overwrites it then. A tile.shared has it all the time"
+        )
     ending = next((node for node in program.nodes() if isinstance(node, Loop) and node.until is not None), None)
     if ending is not None:
         return f"`{ending}` may end early (while, break), and the producer's loads run ahead of it"
@@ -66,6 +73,23 @@ def obstacle(program: TileProgram, target: Target) -> str | None:
             if why:
                 return f"{copy}: {why}"
     return _steering(program)
+
+
+def _held_operand(body: tuple[Node, ...], written: frozenset[Tile]) -> Gemm | None:
+    """The first product whose left operand, a fragment, is from before the loop that it is in; or None.
+
+    `written` are the tiles that statements before the body write for certain, in the same iteration.
+    """
+    for node in body:
+        if isinstance(node, Gemm) and node.a.tile.scope == "fragment" and node.a.tile not in written:
+            return node
+        for inner in node.bodies:
+            found = _held_operand(inner, frozenset() if isinstance(node, Loop) else written)
+            if found is not None:
+                return found
+        if not node.bodies:
+            written |= set(node.writes)
+    return None
 
 
 def _unfit(gemm: Gemm) -> str | None:

@@ -57,6 +57,8 @@ class SpecializedPlan(CudaPlan):
     ----------
     warpgroups : int
         How many warpgroups consume.
+    across : int
+        How many of them share the columns of the same rows.
     fragments : mapping from Tile to LayoutChoice
         The layouts of fragments and locals, with what decided them.
     memory : SpecializedMemory
@@ -68,6 +70,7 @@ class SpecializedPlan(CudaPlan):
     """
 
     warpgroups: int
+    across: int
     fragments: Mapping[Tile, LayoutChoice]
     memory: SpecializedMemory
     schedule: Schedule
@@ -97,6 +100,11 @@ class SpecializedPlan(CudaPlan):
         return staging.epilogue_tile(self.program)
 
     @property
+    def down(self) -> int:
+        """How many parts the rows of products are shared in."""
+        return self.warpgroups // self.across
+
+    @property
     def threads(self) -> int:
         """Threads of the consumer warpgroups."""
         return self.warpgroups * wgmma.WARPGROUP
@@ -124,20 +132,21 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         take more registers at once than a thread has.
     """
     decisions, gpu = Decisions(program), gpu_of(target)
-    warpgroups = _warpgroups(program)
+    warpgroups, across = _warpgroups(program)
     residency = decide_residency(program, gpu, _block_threads(warpgroups), decisions)
     registers = role_registers(warpgroups, residency.blocks)
     decisions.add(
         "roles",
         f"a producer warp{', a storing warp' * staging.has_storing_warp(program)} and {warpgroups} warpgroups that "
-        "consume",
+        "consume" + ", which share columns" * (across > 1),
         "products are wgmma on tiles that TMA loads"
+        + "; the registers of one don't hold the sums of 64 rows" * (across > 1)
         + ("" if registers is None else f"; {registers[0]} and {registers[1]} registers a thread"),
     )
     grid = decide_grid(program, gpu, decisions, fills_processor=residency.blocks == 1, resident=residency.blocks)
     if "cluster" in program.options:
         decisions.add("cluster", "none", "blocks load for themselves; multicast was slower where it was tried")
-    fragments = _fragments(program, warpgroups, decisions)
+    fragments = _fragments(program, warpgroups, across, decisions)
     memory = decide_memory(program, warpgroups, fragments, grid.persistent, residency, decisions)
     ordering.check(program, memory.buffers, memory.staging)
     for node, who, why in ordering.roles(program):
@@ -145,7 +154,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     keys.decide(program, decisions)
     scans.decide(program, decisions)
     exchanges.decide(program, fragments, warpgroups * wgmma.WARPGROUP, decisions)
-    made = _schedule(program, memory, warpgroups, grid.persistent, fragments, decisions)
+    made = _schedule(program, memory, warpgroups, across == 1, grid.persistent, fragments, decisions)
     for fill, gemm in made.folded:
         decisions.add(fill, "left out", f"{gemm} sets its accumulator the first time")
     for gemm, loop in made.deferred:
@@ -158,6 +167,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         decisions=decisions.made(),
         grid=grid,
         warpgroups=warpgroups,
+        across=across,
         fragments=fragments,
         memory=memory,
         schedule=made,
@@ -169,15 +179,20 @@ def _schedule(
     program: TileProgram,
     memory: SpecializedMemory,
     warpgroups: int,
+    apart: bool,
     persistent: bool,
     fragments: Mapping[Tile, LayoutChoice],
     decisions: Decisions,
 ) -> Schedule:
-    """The fastest schedule that is proved to get on, with fragments that fit the registers."""
+    """The fastest schedule that is proved to get on, with fragments that fit the registers.
+
+    Warpgroups take turns only if each has rows of its own and so gets on by itself: if they are `apart`.
+    """
     failures: list[str] = []
     blocks = blocks_per_processor(program)
-    for ping_pong, defers, less in _SCHEDULES:
-        made = schedule(program, memory.buffers, ping_pong and warpgroups > 1, defers)
+    for takes_turns, defers, less in _SCHEDULES:
+        ping_pong = takes_turns and apart and warpgroups > 1
+        made = schedule(program, memory.buffers, ping_pong, defers)
         stall = find_stall(program, memory, made.steps, warpgroups, persistent)
         if stall is not None:
             names = ", ".join(stall.names) or "the tiles of a loop"
@@ -195,7 +210,7 @@ def _schedule(
         if failures:
             decisions.add("schedule", less, f"with it, {failures[0]}")
         if peak.registers > most - _INSTRUCTION_REGISTERS:
-            settled = schedule(program, memory.buffers, ping_pong and warpgroups > 1, defers, carries=False)
+            settled = schedule(program, memory.buffers, ping_pong, defers, carries=False)
             fewer = _check_pressure(settled, fragments, warpgroups, blocks)
             safe = find_stall(program, memory, settled.steps, warpgroups, persistent) is None
             if safe and fewer.registers < peak.registers:
@@ -227,34 +242,45 @@ def _check_pressure(
     return peak
 
 
-def _warpgroups(program: TileProgram) -> int:
+def _warpgroups(program: TileProgram) -> tuple[int, int]:
+    """How many warpgroups consume, and how many of them share columns: those whose rows one alone has no room for."""
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
-    fits = [n for n in REGISTERS if all(gemm.shape[0] % (n * wgmma.ROWS) == 0 for gemm in gemms)]
+    fits = [(n, 1) for n in REGISTERS if all(gemm.shape[0] % (n * wgmma.ROWS) == 0 for gemm in gemms)]
+    shared = [(n, n) for n in (2,) if len(fits) == 1 and all(wgmma.shares_columns(gemm, n) for gemm in gemms)]
     threads: Any = program.options.get("threads")
     if threads is None:
-        return max(fits)
-    if threads not in [n * wgmma.WARPGROUP for n in fits]:
+        most = operand_registers(max(fits)[0])
+        narrow = all(_operand_needs(gemm, max(fits)[0]) <= most for gemm in gemms)
+        return max(fits) if narrow or not shared else shared[0]
+    found = [each for each in fits + shared if each[0] * wgmma.WARPGROUP == threads]
+    if not found:
         rows = ", ".join(str(gemm.shape[0]) for gemm in gemms)
-        valid = ", ".join(str(n * wgmma.WARPGROUP) for n in fits)
+        valid = ", ".join(str(n * wgmma.WARPGROUP) for n, _ in fits + shared)
         raise TileError(
             f"kernel: threads={threads} can't share products of {rows} rows, 64 a warpgroup; valid: {valid}"
         )
-    return int(threads) // wgmma.WARPGROUP
+    return found[0]
 
 
-def _fragments(program: TileProgram, warpgroups: int, decisions: Decisions) -> dict[Tile, LayoutChoice]:
+def _operand_needs(gemm: Gemm, warpgroups: int) -> int:
+    """The registers of a thread that a product's accumulator, and its left operand if it is a fragment, take."""
+    held = [tile for tile in (gemm.c.tile, gemm.a.tile) if tile.scope == "fragment"]
+    return sum(tile.bytes for tile in held) // 4 // (warpgroups * wgmma.WARPGROUP)
+
+
+def _fragments(program: TileProgram, warpgroups: int, across: int, decisions: Decisions) -> dict[Tile, LayoutChoice]:
     fixed: dict[Tile, LayoutChoice] = {}
     for node in program.nodes():
         if isinstance(node, Gemm):
             for tile, role in ((node.c.tile, "accumulator"), (node.a.tile, "left operand")):
                 if tile.scope == "fragment":
-                    layout = wgmma.accumulator(*tma.matrix(tile), warpgroups)
+                    layout = wgmma.accumulator(*tma.matrix(tile), warpgroups, across)
                     if tile.layout is not None and not same_layout(tile.layout, layout):
                         raise TileError(
                             f"{tile} is annotated with {tile.layout}; {role} of {node}, by wgmma, it lies as {layout}"
                         )
                     fixed.setdefault(tile, LayoutChoice(layout, tile.shape, f"{role} of {node}, wgmma"))
-    _check_registers(program, warpgroups)
+    _check_registers(program, warpgroups, across)
     fragments = infer(program, fixed, warpgroups * wgmma.WARPGROUP)
     for tile, held in fragments.items():
         decisions.add(tile, held.layout, held.origin)
@@ -297,23 +323,23 @@ def widest_product(warpgroups: int, blocks: int = 1) -> int:
     return share * wgmma.WARPGROUP // wgmma.ROWS
 
 
-def _check_registers(program: TileProgram, warpgroups: int) -> None:
+def _check_registers(program: TileProgram, warpgroups: int, across: int) -> None:
     """Refuse products whose operands and accumulator don't fit a thread's registers."""
     blocks = blocks_per_processor(program)
     most, widest = operand_registers(warpgroups, blocks), widest_product(warpgroups, blocks)
     threads, fewer = warpgroups * wgmma.WARPGROUP, ", or fewer blocks_per_sm" * (blocks > 1)
     for gemm in program.nodes():
         if isinstance(gemm, Gemm):
-            held = [tile for tile in (gemm.c.tile, gemm.a.tile) if tile.scope == "fragment"]
-            needed = sum(tile.bytes for tile in held) // 4 // threads
+            needed = _operand_needs(gemm, warpgroups)
             if needed > most:
-                names = " and ".join(str(tile) for tile in held)
+                names = " and ".join(str(tile) for tile in (gemm.c.tile, gemm.a.tile) if tile.scope == "fragment")
                 raise TileError(
                     f"{gemm}: {names} take {needed} registers of each of {threads} threads, which have {most} for it; "
                     f"take smaller tiles, or more rows for up to {max(REGISTERS)} warpgroups{fewer}"
                 )
-            if min(gemm.shape[1], wgmma.COLUMNS) > widest:
+            if min(gemm.shape[1] // across, wgmma.COLUMNS) > widest:
                 raise TileError(
                     f"{gemm}: {gemm.shape[1]} columns take more registers an instruction than there are for each of "
-                    f"{threads} threads and a producer; take up to {widest}, or rows for fewer warpgroups{fewer}"
+                    f"{threads} threads and a producer; take up to {across * widest}, or rows for fewer "
+                    f"warpgroups{fewer}"
                 )
