@@ -108,6 +108,9 @@ def cases(target: Target) -> Iterator[Case]:
             for peer in ("copy", "torch"):
                 label = f"{name} 8192x8192 {dtype}"
                 yield Case(label, KERNELS[name], problem, peer, 2.0 * width * 8192**2, MEMORY)
+    problem = {"rows": 8192, "columns": 8192, "dtype": "bfloat16", "residual": True, "out_dtype": "int8"}
+    name = "rms_norm of sums 8192x8192 int8"
+    yield Case(name, KERNELS["rms_norm"], problem, "torch", 7.0 * 8192**2, MEMORY, tolerance=3e-2)
 
 
 def product(target: Target, name: str, m: int, n: int, k: int) -> Case:
@@ -179,7 +182,8 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
 
     def torchs(t: Mapping[str, Any]) -> object:
         if case.kernel.name == "rms_norm":
-            return F.rms_norm(t["X"], (case.problem["columns"],), t["weight"], 1e-6)
+            y = F.rms_norm(t["X"] + t["R"] if "R" in t else t["X"], (case.problem["columns"],), t["weight"], 1e-6)
+            return y if "scales" not in t else (y / (y.abs().amax(-1, keepdim=True) / 127)).round().to(torch.int8)
         if case.kernel.name == "softmax":
             return t["X"].softmax(-1)
         return t["X"].T.contiguous()

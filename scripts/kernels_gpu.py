@@ -18,12 +18,18 @@ CHUNKS = {"batch": 8, "length": 4096, "heads": 80, "groups": 1, "dim": 64, "stat
 LATENTS = {"batch": 64, "heads": 128, "capacity": 8192, "dim": 512, "rope": 64}
 """Of DeepSeek-V3's attention, one token of each sequence."""
 
+BLOCK = 128
+"""Terms, and rows of weights, that share a scale."""
+
+SCALED = {"down": (7168, 2048), "up": (4096, 7168)}
+"""Columns and depth of an expert's products in DeepSeek-V3."""
+
 SPARSE = {"batch": 4, "heads": 32, "kv_heads": 8, "queries": 8192, "keys": 8192, "dim": 128}
 """Attention of which each head sees a part of its own."""
 
 COMPARED = (
-    "w4a16_matmul", "block_sparse_attention", "block_sparse_attention_backward", "attention_backward", "mla_decode",
-    "chunk_state", "chunk_scan",
+    "w4a16_matmul", "block_scaled_matmul", "block_sparse_attention", "block_sparse_attention_backward",
+    "attention_backward", "mla_decode", "chunk_state", "chunk_scan",
 )  # fmt: skip
 """Kernels whose results `compared` looks at."""
 
@@ -39,6 +45,12 @@ def cases() -> Iterator[Measured]:
             bytes_, flops = n * k / 2 + 2.0 * n * k / GROUP + 2.0 * m * (n + k), 2.0 * m * n * k
             for peer in ("int4pack", "decoded"):
                 yield f"w4a16 {layer} {m}x{n}x{k}", "w4a16_matmul", problem, peer, bytes_ if m <= 64 else flops, m <= 64
+    for layer, (n, k) in SCALED.items():
+        for m in (128, 4096):
+            problem = {"m": m, "n": n, "k": k, "dtype": "float8_e4m3fn"}
+            bytes_, flops = 1.0 * n * k + m * (k + 2.0 * n), 2.0 * m * n * k
+            name = f"block scaled {layer} {m}x{n}x{k}"
+            yield name, "block_scaled_matmul", problem, "scaled_mm of blocks", bytes_ if m <= 128 else flops, m <= 128
     for dim, heads in ((64, 32), (128, 32)):
         for causal in (False, True):
             shape = {"batch": 4, "heads": heads, "kv_heads": heads, "queries": 4096, "keys": 4096, "dim": dim}
@@ -74,6 +86,9 @@ def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> No
 
     if name == "w4a16_matmul":
         made["scales"] = (made["scales"].abs() * 0.02 + 0.01).to(made["scales"].dtype)
+    if name == "block_scaled_matmul":
+        for each in ("a_scales", "b_scales"):
+            made[each] = made[each].abs() + 0.5
     if name == "attention_backward":
         q, k, v = (made[each] for each in "QKV")
         made["O"], made["L"], *_ = torch.ops.aten._scaled_dot_product_flash_attention(
@@ -170,6 +185,10 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
 
     if name == "w4a16_matmul":
         return made["C"], made["A"].float() @ decoded(made).float().T
+    if name == "block_scaled_matmul":
+        a = made["A"].float() * made["a_scales"].T.repeat_interleave(BLOCK, 1)
+        b = made["B"].float() * made["b_scales"].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        return made["C"], a @ b.T
     if name == "mla_decode":
         last = {key: made[key][-1:].double() for key in ("Q", "KV")}
         return made["O"][-1:], attended(problem, last)
@@ -263,6 +282,10 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
             kept[id(t)] = decoded(t)
         return torch.matmul(t["A"], kept[id(t)].T, out=t["C"])
 
+    def scaled_mm_of_blocks(t: Mapping[str, Any]) -> object:
+        scales = t["a_scales"].T, t["b_scales"].T
+        return torch._scaled_mm(t["A"], t["B"].T, *scales, out_dtype=torch.bfloat16)
+
     def cudnn_backward(t: Mapping[str, Any]) -> object:
         q, k, v = (t[each] for each in "QKV")
         if id(t) not in kept:
@@ -298,6 +321,7 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
     return {
         "int4pack": int4pack,
         "decoded": matmul_of_decoded,
+        "scaled_mm of blocks": scaled_mm_of_blocks,
         "cudnn backward": cudnn_backward,
         "flex": flex,
         "flex backward": flex_backward,

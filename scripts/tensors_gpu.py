@@ -99,8 +99,9 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
             pairs.append((made["O"][-1, h].reshape(-1, problem["dim"]), scores.softmax(-1) @ v))
         return torch.cat([got for got, _ in pairs]), torch.cat([expected for _, expected in pairs])
     if name == "rms_norm":
-        x, weight = made["X"].double(), made["weight"].double()
-        return made["Y"], x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+        x, weight = (made["X"] + made["R"] if "R" in made else made["X"]).double(), made["weight"].double()
+        got = made["Y"].double() * made["scales"].unsqueeze(1) if "scales" in made else made["Y"]
+        return got, x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
     if name == "softmax":
         return made["Y"], made["X"].double().softmax(-1)
     if name == "transpose":

@@ -41,9 +41,9 @@ def run(kernels: Sequence[Kernel], target: Target, seed: int) -> Iterator[tuple[
 
 
 def supported(target: Target, problem: Problem) -> bool:
-    """Whether the target multiplies the problem's dtype: 8-bit floats need Hopper among GPUs."""
-    machine = machine_of(target)
-    return not (isinstance(machine, Gpu) and problem["dtype"].startswith("float8") and not machine.float8)
+    """Whether the target has the problem's types: 8-bit floats need Ada or Hopper among GPUs."""
+    machine, types = machine_of(target), (problem["dtype"], problem.get("out_dtype") or "")
+    return not (isinstance(machine, Gpu) and any(t.startswith("float8") for t in types) and not machine.float8)
 
 
 def checked(

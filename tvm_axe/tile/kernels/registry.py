@@ -15,6 +15,7 @@ from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels.attention import ATTENTION
 from tvm_axe.tile.kernels.attention_backward import ATTENTION_BACKWARD
+from tvm_axe.tile.kernels.block_scaled import BLOCK_SCALED_MATMUL
 from tvm_axe.tile.kernels.block_sparse import BLOCK_SPARSE_ATTENTION
 from tvm_axe.tile.kernels.block_sparse_backward import BLOCK_SPARSE_ATTENTION_BACKWARD
 from tvm_axe.tile.kernels.chunked import CHUNK_SCAN, CHUNK_STATE
@@ -36,7 +37,7 @@ from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, GATHERED_MATMUL, FP8_MATMUL,
-    W4A16_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD, PACKED_ATTENTION, BLOCK_SPARSE_ATTENTION,
+    BLOCK_SCALED_MATMUL, W4A16_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD, PACKED_ATTENTION, BLOCK_SPARSE_ATTENTION,
     BLOCK_SPARSE_ATTENTION_BACKWARD, DECODE_ATTENTION, MLA_DECODE, CHUNK_STATE, CHUNK_SCAN, RMS_NORM, LAYER_NORM,
     SOFTMAX, TOPK_GATING, TRANSPOSE,
 )  # fmt: skip

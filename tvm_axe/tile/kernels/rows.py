@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
+from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
@@ -26,26 +27,54 @@ from tvm_axe.tile.kernels.kernel import (
     Recipe,
     choose,
     counted,
+    only_used,
     power_of_two,
     rounding_slack,
 )
+
+LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
+"""The largest number of a type of eight bits that results are scaled to."""
 
 _HELD = 4096
 """Elements that a block holds at least, where there are rows enough: 16 a thread of 256."""
 
 
-def rms_norm(rows: Any, columns: int, dtype: str, epsilon: float = 1e-6, *, block_rows: int) -> Recipe:
-    """Y = X / sqrt(the mean of its row's squares + epsilon) * weight: X and Y (rows, columns), weight (columns,).
+def rms_norm(
+    rows: Any,
+    columns: int,
+    dtype: str,
+    epsilon: float = 1e-6,
+    residual: bool = False,
+    out_dtype: str | None = None,
+    *,
+    block_rows: int,
+) -> Recipe:
+    """Y = S / sqrt(the mean of its row's squares + epsilon) * weight: X and Y (rows, columns), weight (columns,).
+
+    S is X, or with `residual` X + R, rounded to `dtype`, which is an output, too: R and S (rows, columns). With an
+    `out_dtype` of eight bits, ``"float8_e4m3fn"`` or ``"int8"``, Y is divided by a number of its row, `scales` (rows,)
+    of float32, so that its largest element is the type's largest number, and rounded to the nearest; of a row of zeros
+    the scale is 1.
+
+    Raises
+    ------
+    TileError
+        `out_dtype` is another type.
 
     Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
     """
-    width, count = padded(columns), counted(rows)
+    if out_dtype is not None and out_dtype not in LARGEST:
+        raise TileError(f"rms_norm: out_dtype is one of {', '.join(LARGEST)}, got {out_dtype}")
+    width, count, out, most = padded(columns), counted(rows), out_dtype or dtype, LARGEST.get(out_dtype or "", 1.0)
 
     @T.prim_func
     def rms_norm(
         X: T.Buffer((rows, columns), dtype),
+        R: T.Buffer((rows, columns), dtype),
         weight: T.Buffer((columns,), dtype),
-        Y: T.Buffer((rows, columns), dtype),
+        S: T.Buffer((rows, columns), dtype),
+        scales: T.Buffer((rows,), "float32"),
+        Y: T.Buffer((rows, columns), out),
     ) -> None:
         with tile.kernel(tile.cdiv(count, block_rows)) as i:
             x = tile.fragment((block_rows, width), "float32")
@@ -53,6 +82,11 @@ def rms_norm(rows: Any, columns: int, dtype: str, epsilon: float = 1e-6, *, bloc
             factor = tile.fragment((block_rows,), "float32")
             w = tile.fragment((width,), "float32")
             tile.copy(X[i * block_rows, 0], x)
+            if residual:
+                tile.copy(R[i * block_rows, 0], square)
+                with tile.parallel(block_rows, width) as (r, c):
+                    x[r, c] = T.cast(T.cast(x[r, c] + square[r, c], dtype), "float32")
+                tile.copy(x, S[i * block_rows, 0])
             tile.copy(weight[0], w)
             with tile.parallel(block_rows, width) as (r, c):
                 square[r, c] = x[r, c] * x[r, c]
@@ -61,9 +95,23 @@ def rms_norm(rows: Any, columns: int, dtype: str, epsilon: float = 1e-6, *, bloc
                 factor[r] = T.rsqrt(factor[r] * T.float32(1 / columns) + T.float32(epsilon))
             with tile.parallel(block_rows, width) as (r, c):
                 x[r, c] = x[r, c] * factor[r] * w[c]
+            if out_dtype is not None:
+                with tile.parallel(block_rows, width) as (r, c):
+                    square[r, c] = T.abs(x[r, c])
+                tile.max(square, factor)
+                with tile.parallel(block_rows) as r:
+                    factor[r] = T.if_then_else(factor[r] == T.float32(0), T.float32(1), factor[r] / T.float32(most))
+                tile.copy(factor, scales[i * block_rows])
+                with tile.parallel(block_rows, width) as (r, c):
+                    x[r, c] = T.max(T.min(x[r, c] / factor[r], T.float32(most)), T.float32(-most))
+                if out_dtype == "int8":
+                    with tile.parallel(block_rows, width) as (r, c):
+                        x[r, c] = T.nearbyint(x[r, c])
             tile.copy(x, Y[i * block_rows, 0])
 
-    return Recipe((tile.read(rms_norm),), ("X", "weight"), ("Y",))
+    given = ("X", *(("R",) if residual else ()), "weight")
+    made = (*(("S",) if residual else ()), *(("scales",) if out_dtype else ()), "Y")
+    return Recipe((only_used(rms_norm),), given, made)
 
 
 def layer_norm(rows: Any, columns: int, dtype: str, epsilon: float = 1e-5, *, block_rows: int) -> Recipe:
@@ -157,15 +205,48 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
 
 
 def _norm_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
-    return _inputs(rng, problem) | {"weight": normal(rng, (problem["columns"],), problem["dtype"])}
+    drawn = _inputs(rng, problem) | {"weight": normal(rng, (problem["columns"],), problem["dtype"])}
+    if problem.get("out_dtype") and problem["rows"] > 1:
+        drawn["X"][-1] = 0
+    if not problem.get("residual"):
+        return drawn
+    added = normal(rng, (problem["rows"], problem["columns"]), problem["dtype"])
+    if problem.get("out_dtype") and problem["rows"] > 1:
+        added[-1] = 0
+    return drawn | {"R": added}
 
 
 def _norm_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
-    """The sum of squares is off by columns * 2^-24 relatively at most, its root by half of that."""
-    x, weight = (arrays[name].astype("float64") for name in ("X", "weight"))
+    """The sum of squares is off by columns * 2^-24 relatively at most, its root by half of that.
+
+    X + R is of float32 before it is rounded. A quotient of eight bits is off where the next number is as near.
+    """
+    x, weight, dtype, found = arrays["X"], arrays["weight"].astype("float64"), problem["dtype"], dict[str, Expected]()
+    if problem.get("residual"):
+        x = (x.astype("float32") + arrays["R"].astype("float32")).astype(dtype)
+        found["S"] = Expected(x.astype("float64"), np.zeros(x.shape))
+    x = x.astype("float64")
     value = x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + problem.get("epsilon", 1e-6)) * weight
     unit = ROUNDING["float32"] * (problem["columns"] / 2 + 8)
-    return {"Y": Expected(value, rounding_slack(problem["dtype"], unit, np.abs(value)))}
+    out = problem.get("out_dtype")
+    if out is None:
+        return {**found, "Y": Expected(value, rounding_slack(dtype, unit, np.abs(value)))}
+    top = np.abs(value).max(axis=1)
+    scales = np.where(top == 0, 1.0, top / LARGEST[out])
+    exact, far = value / scales[:, None], 2 * unit + 4 * ROUNDING["float32"]
+    nearest, *others = (narrowed(exact * (1 + off), out) for off in (0, far, -far))
+    slack = np.max([np.abs(other - nearest) for other in others], axis=0)
+    return {
+        **found,
+        "scales": Expected(scales, (unit + 2 * ROUNDING["float32"]) * scales),
+        "Y": Expected(nearest, slack),
+    }
+
+
+def narrowed(value: np.ndarray, dtype: str) -> np.ndarray:
+    """The nearest numbers of a type of eight bits, as float64."""
+    kept = np.clip(value, -LARGEST[dtype], LARGEST[dtype])
+    return np.rint(kept) if dtype == "int8" else kept.astype("float32").astype(dtype).astype("float64")
 
 
 def _layer_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
@@ -205,12 +286,19 @@ _CASES = (
 
 RMS_NORM = Kernel(
     name="rms_norm",
-    summary="Y = X / sqrt(mean of the row's squares + epsilon) * weight",
+    summary="Y = X / sqrt(mean of the row's squares + epsilon) * weight, of X + R or X, in eight bits or not",
     make=rms_norm,
     parameters=_knobs,
     inputs=_norm_inputs,
     reference=_norm_reference,
-    cases=_CASES,
+    cases=(
+        *_CASES,
+        {"rows": 33, "columns": 4096, "dtype": "bfloat16", "residual": True},
+        {"rows": 9, "columns": 1000, "dtype": "float32", "out_dtype": "int8"},
+        {"rows": 130, "columns": 2048, "dtype": "bfloat16", "residual": True, "out_dtype": "int8"},
+        {"rows": 17, "columns": 5120, "dtype": "float16", "residual": True, "out_dtype": "float8_e4m3fn"},
+        {"rows": 1, "columns": 77, "dtype": "bfloat16", "out_dtype": "float8_e4m3fn"},
+    ),
 )
 
 LAYER_NORM = Kernel(
