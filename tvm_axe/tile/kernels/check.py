@@ -54,7 +54,8 @@ def checked(
     error, fault = math.nan, ""
     try:
         outputs = executed(kernel.recipe(target, problem, **parameters), target, arrays)
-        error, fault = judged(outputs, kernel.reference(problem, arrays), TOLERANCE[problem["dtype"]])
+        tolerance = max(TOLERANCE.get(each, 0.0) for each in (problem["dtype"], problem.get("out_dtype") or ""))
+        error, fault = judged(outputs, kernel.reference(problem, arrays), tolerance)
     except Exception as failure:  # whatever a kernel does, the others are run
         fault = str(failure) if isinstance(failure, AxeError) else f"{type(failure).__name__}: {failure}"
     measured = None if math.isnan(error) else error

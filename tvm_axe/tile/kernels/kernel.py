@@ -212,13 +212,13 @@ ROUNDING = {
 }
 """The relative error of rounding to a type to the nearest."""
 
-SMALLEST = {"float16": 2.0**-24}
+SMALLEST = {"float16": 2.0**-24, "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
 """The spacing of a type's numbers near zero, which results as small as that round to; of the others' 2^-126."""
 
 TOLERANCE = {
     "float32": 1e-5, "tf32": 1e-3, "float16": 1e-2, "bfloat16": 1e-2, "float8_e4m3fn": 5e-2, "float8_e5m2": 5e-2,
 }  # fmt: skip
-"""The largest relative error of an output, norm over norm, by the problem's dtype."""
+"""The largest relative error of an output, norm over norm, by dtype: the problem's, or that of its results."""
 
 
 def stored(dtype: str) -> str:

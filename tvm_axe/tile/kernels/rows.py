@@ -51,7 +51,7 @@ def rms_norm(
 ) -> Recipe:
     """Y = S / sqrt(the mean of its row's squares + epsilon) * weight: X and Y (rows, columns), weight (columns,).
 
-    S is X, or with `residual` X + R, rounded to `dtype`, which is an output, too: R and S (rows, columns). With an
+    S is X, or with `residual` X + R in float32, which is given back as S of `dtype`: R and S (rows, columns). With an
     `out_dtype` of eight bits, ``"float8_e4m3fn"`` or ``"int8"``, Y is divided by a number of its row, `scales` (rows,)
     of float32, so that its largest element is the type's largest number, and rounded to the nearest; of a row of zeros
     the scale is 1.
@@ -85,7 +85,7 @@ def rms_norm(
             if residual:
                 tile.copy(R[i * block_rows, 0], square)
                 with tile.parallel(block_rows, width) as (r, c):
-                    x[r, c] = T.cast(T.cast(x[r, c] + square[r, c], dtype), "float32")
+                    x[r, c] = x[r, c] + square[r, c]
                 tile.copy(x, S[i * block_rows, 0])
             tile.copy(weight[0], w)
             with tile.parallel(block_rows, width) as (r, c):
@@ -219,34 +219,25 @@ def _norm_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.nda
 def _norm_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     """The sum of squares is off by columns * 2^-24 relatively at most, its root by half of that.
 
-    X + R is of float32 before it is rounded. A quotient of eight bits is off where the next number is as near.
+    An int8 is off where the next one is as near.
     """
-    x, weight, dtype, found = arrays["X"], arrays["weight"].astype("float64"), problem["dtype"], dict[str, Expected]()
+    x, weight = (arrays[name].astype("float64") for name in ("X", "weight"))
+    found, unit = dict[str, Expected](), ROUNDING["float32"] * (problem["columns"] / 2 + 8)
     if problem.get("residual"):
-        x = (x.astype("float32") + arrays["R"].astype("float32")).astype(dtype)
-        found["S"] = Expected(x.astype("float64"), np.zeros(x.shape))
-    x = x.astype("float64")
+        x = x + arrays["R"].astype("float64")
+        found["S"] = Expected(x, rounding_slack(problem["dtype"], ROUNDING["float32"], np.abs(x)))
     value = x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + problem.get("epsilon", 1e-6)) * weight
-    unit = ROUNDING["float32"] * (problem["columns"] / 2 + 8)
     out = problem.get("out_dtype")
     if out is None:
-        return {**found, "Y": Expected(value, rounding_slack(dtype, unit, np.abs(value)))}
+        return {**found, "Y": Expected(value, rounding_slack(problem["dtype"], unit, np.abs(value)))}
     top = np.abs(value).max(axis=1)
     scales = np.where(top == 0, 1.0, top / LARGEST[out])
-    exact, far = value / scales[:, None], 2 * unit + 4 * ROUNDING["float32"]
-    nearest, *others = (narrowed(exact * (1 + off), out) for off in (0, far, -far))
-    slack = np.max([np.abs(other - nearest) for other in others], axis=0)
-    return {
-        **found,
-        "scales": Expected(scales, (unit + 2 * ROUNDING["float32"]) * scales),
-        "Y": Expected(nearest, slack),
-    }
-
-
-def narrowed(value: np.ndarray, dtype: str) -> np.ndarray:
-    """The nearest numbers of a type of eight bits, as float64."""
-    kept = np.clip(value, -LARGEST[dtype], LARGEST[dtype])
-    return np.rint(kept) if dtype == "int8" else kept.astype("float32").astype(dtype).astype("float64")
+    found["scales"] = Expected(scales, (unit + 2 * ROUNDING["float32"]) * scales)
+    exact, off = value / scales[:, None], 2 * unit + 4 * ROUNDING["float32"]
+    if out != "int8":
+        return {**found, "Y": Expected(exact, rounding_slack(out, off, np.abs(exact)))}
+    nearest, less, more = (np.rint(exact * (1 + far)) for far in (0, -off, off))
+    return {**found, "Y": Expected(nearest, np.maximum(np.abs(less - nearest), np.abs(more - nearest)))}
 
 
 def _layer_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
