@@ -147,13 +147,18 @@ def through_shared(m: int, n: int, k: int) -> tirx.PrimFunc:
     return func
 
 
+HELD = ("before the loop", "in it", "in an outer one", "in an arm", "another", "another in the arm of its use")
+"""Where `held` loads its left operand."""
+
+
 def held(where: str) -> tirx.PrimFunc:
     """Y = 2^(A B^T / 16 - t) D: A (256, 64) is a fragment, B and D (512, 64), t (512); where A is loaded, `where` says.
 
-    Within an outer loop of two it is done twice, and Y the sum.
+    Within an outer loop of two it is done twice, and Y the sum. Another one each time is rows of B, from 32 times the
+    number of the step on, whatever the block.
     """
-    arm, outer = where.startswith("in an arm"), where == "in an outer one"
-    same, before = where == "in the arm of its use", where == "before the loop"
+    arm, outer = where == "in an arm", where == "in an outer one"
+    same, before = where == "another in the arm of its use", where == "before the loop"
 
     @T.prim_func
     def func(
@@ -186,9 +191,11 @@ def held(where: str) -> tirx.PrimFunc:
                         tile.copy(A[i * 128, 0], a)
                 if where == "in it":
                     tile.copy(A[i * 128, 0], a)
+                if where == "another":
+                    tile.copy(B[j * 32, 0], a)
                 if same:
                     if j >= 0:
-                        tile.copy(A[i * 128, 0], a)
+                        tile.copy(B[j * 32, 0], a)
                         tile.gemm(a, b, s, transpose_b=True, accumulate=False)
                 else:
                     tile.gemm(a, b, s, transpose_b=True, accumulate=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.layout import ComposeLayout, Layout
@@ -34,7 +35,7 @@ from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.plan import gpu_of
 from tvm_axe.tile.targets.cuda.specialized import buffers
 from tvm_axe.tile.targets.cuda.specialized.staging import has_storing_warp
-from tvm_axe.tile.walking import leaves, variables_in
+from tvm_axe.tile.walking import leaves, substitute, variables_in, walk
 
 
 def obstacle(program: TileProgram, target: Target) -> str | None:
@@ -48,10 +49,10 @@ def obstacle(program: TileProgram, target: Target) -> str | None:
         why = _unfit(gemm)
         if why:
             return f"{gemm}: {why}"
-    held = _held_operand(program.body, frozenset())
+    held = _held_operand(program.body, tuple(var for var, _ in program.grid))
     if held is not None:
         return (
-            f"{held}: its left operand {held.a.tile.name} is in registers, and not written anew in each iteration; "
+            f"{held}: its left operand {held.a.tile.name} is in registers, and no other in each iteration; "
             "ptxas before CUDA 13.3 overwrites it then. A tile.shared has it all the time"
         )
     ending = next((node for node in program.nodes() if isinstance(node, Loop) and node.until is not None), None)
@@ -75,21 +76,41 @@ def obstacle(program: TileProgram, target: Target) -> str | None:
     return _steering(program)
 
 
-def _held_operand(body: tuple[Node, ...], written: frozenset[Tile]) -> Gemm | None:
-    """The first product whose left operand, a fragment, is from before the loop that it is in; or None.
+def _held_operand(body: tuple[Node, ...], around: tuple[tirx.Var, ...]) -> Gemm | None:
+    """The first product whose left operand, a fragment, isn't of the iteration that it is in; or None.
 
-    `written` are the tiles that statements before the body write for certain, in the same iteration.
+    `around` are the variables of the loop whose body it is, or of the grid. An operand is of the iteration if it is
+    written before the product for certain, with something that iterations differ in: what they don't differ in,
+    compilers move out of a loop.
     """
+    return _not_of(body, frozenset(), _varying(body, around))
+
+
+def _not_of(body: tuple[Node, ...], written: frozenset[Tile], varying: frozenset[Tile]) -> Gemm | None:
     for node in body:
-        if isinstance(node, Gemm) and node.a.tile.scope == "fragment" and node.a.tile not in written:
+        if isinstance(node, Gemm) and node.a.tile.scope == "fragment" and node.a.tile not in written & varying:
             return node
         for inner in node.bodies:
-            found = _held_operand(inner, frozenset() if isinstance(node, Loop) else written)
+            found = _held_operand(inner, (node.var,)) if isinstance(node, Loop) else _not_of(inner, written, varying)
             if found is not None:
                 return found
         if not node.bodies:
             written |= set(node.writes)
     return None
+
+
+def _varying(body: tuple[Node, ...], around: tuple[tirx.Var, ...]) -> frozenset[Tile]:
+    """The tiles that a body leaves different things in from one value of `around` to the next."""
+    names = {*around, *(node.var for node in walk(body) if isinstance(node, Loop))}
+    tiles, before = frozenset[Tile](), -1
+    while before < len(tiles) + len(names):
+        before = len(tiles) + len(names)
+        for node in leaves(body):
+            own = tiles | set(node.writes)  # what adds to a tile leaves something else there each time
+            if own & set(node.reads) or any(substitute((node,), {name: name + 1})[0] is not node for name in names):
+                tiles |= set(node.writes)
+                names |= {node.var} if isinstance(node, Let) else set()
+    return tiles
 
 
 def _unfit(gemm: Gemm) -> str | None:
