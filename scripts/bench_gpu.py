@@ -296,7 +296,8 @@ def beside_tilelang(cases: Iterator[Case]) -> Iterator[Case]:
     seen: set[str] = set()
     for case in cases:
         yield case
-        if case.kernel.name in IN_TILELANG and case.name not in seen:
+        written = case.kernel.name in IN_TILELANG and not case.problem.get("zeros", False)
+        if written and case.name not in seen:
             seen.add(case.name)
             yield replace(case, peer=TILELANG)
 

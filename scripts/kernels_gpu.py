@@ -45,6 +45,9 @@ def cases() -> Iterator[Measured]:
             bytes_, flops = n * k / 2 + 2.0 * n * k / GROUP + 2.0 * m * (n + k), 2.0 * m * n * k
             for peer in ("int4pack", "decoded"):
                 yield f"w4a16 {layer} {m}x{n}x{k}", "w4a16_matmul", problem, peer, bytes_ if m <= 64 else flops, m <= 64
+            if m <= 64:
+                name, more = f"w4a16 zeros {layer} {m}x{n}x{k}", n * k / GROUP
+                yield name, "w4a16_matmul", {**problem, "zeros": True}, "int4pack", bytes_ + more, True
     for layer, (n, k) in SCALED.items():
         for m in (128, 4096):
             problem = {"m": m, "n": n, "k": k, "dtype": "float8_e4m3fn"}
@@ -86,6 +89,8 @@ def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> No
 
     if name == "w4a16_matmul":
         made["scales"] = (made["scales"].abs() * 0.02 + 0.01).to(made["scales"].dtype)
+        if "points" in made:
+            made["points"] = made["points"] & 15
     if name == "block_scaled_matmul":
         for each in ("a_scales", "b_scales"):
             made[each] = made[each].abs() + 0.5
@@ -226,7 +231,8 @@ def decoded(made: Mapping[str, Any]) -> Any:
     import torch
 
     codes = torch.stack([made["B"] & 15, made["B"] >> 4], dim=-1).flatten(1)
-    return (codes.to(made["scales"].dtype) - 8) * made["scales"].T.repeat_interleave(GROUP, dim=1)
+    points = made["points"].to(made["scales"].dtype).T.repeat_interleave(GROUP, dim=1) if "points" in made else 8
+    return (codes.to(made["scales"].dtype) - points) * made["scales"].T.repeat_interleave(GROUP, dim=1)
 
 
 def attended(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
@@ -272,7 +278,8 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
     def int4pack(t: Mapping[str, Any]) -> object:
         if id(t) not in kept:
             swapped = (t["B"] & 15) << 4 | t["B"] >> 4
-            scales = torch.stack([t["scales"], torch.zeros_like(t["scales"])], dim=-1)
+            points = t["points"].to(t["scales"].dtype) if "points" in t else 8
+            scales = torch.stack([t["scales"], (8 - points) * t["scales"]], dim=-1)
             kept[id(t)] = torch.ops.aten._convert_weight_to_int4pack(swapped, 8), scales.contiguous()
         packed, scales = kept[id(t)]
         return torch.ops.aten._weight_int4pack_mm(t["A"], packed, GROUP, scales)
