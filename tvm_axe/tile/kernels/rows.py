@@ -206,14 +206,12 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
 
 def _norm_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
     drawn = _inputs(rng, problem) | {"weight": normal(rng, (problem["columns"],), problem["dtype"])}
-    if problem.get("out_dtype") and problem["rows"] > 1:
-        drawn["X"][-1] = 0
-    if not problem.get("residual"):
-        return drawn
-    added = normal(rng, (problem["rows"], problem["columns"]), problem["dtype"])
-    if problem.get("out_dtype") and problem["rows"] > 1:
-        added[-1] = 0
-    return drawn | {"R": added}
+    if problem.get("residual"):
+        drawn["R"] = normal(rng, (problem["rows"], problem["columns"]), problem["dtype"])
+    if problem.get("out_dtype") and problem["rows"] > 1:  # a row of zeros, whose scale is 1
+        for name in {"X", "R"} & drawn.keys():
+            drawn[name][-1] = 0
+    return drawn
 
 
 def _norm_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:

@@ -53,6 +53,10 @@ class Operands:
     columns: int = COLUMNS
     step: int = 8
 
+    def columns_step(self, columns: int) -> int:
+        """What so many columns of one instruction are a multiple of."""
+        return self.step if columns > 32 else 8
+
     @property
     def transposes(self) -> bool:
         """Whether operands may lie along m and n; those of 16 bits."""
@@ -84,10 +88,10 @@ def obstacle(gemm: Gemm) -> str | None:
         return f"products of {dtype} are summed in a fragment of {takes.total}, c is {gemm.c.tile}"
     if gemm.b.tile.scope != "shared" or gemm.a.tile.scope not in ("shared", "fragment"):
         return f"a is in shared memory or a fragment and b in shared memory, they are {gemm.a.tile} and {gemm.b.tile}"
-    if m % ROWS or n % 8 or k % takes.depth or (n > 32 and n % takes.step):
+    if m % ROWS or n % takes.columns_step(n) or k % takes.depth:
         return (
-            f"m x n x k = {m} x {n} x {k}; m is a multiple of {ROWS}, n of {takes.step if n > 32 else 8}, k of "
-            f"{takes.depth} for {dtype}"
+            f"m x n x k = {m} x {n} x {k}; m is a multiple of {ROWS}, n of {takes.columns_step(n)}, k of {takes.depth} "
+            f"for {dtype}"
         )
     if (gemm.transpose_a or not gemm.transpose_b) and not takes.transposes:
         return f"operands of {dtype} lie along k: transpose_b, and not transpose_a"
@@ -95,17 +99,21 @@ def obstacle(gemm: Gemm) -> str | None:
         return f"a in a fragment is of 16 bits, whole and not transposed, it is {gemm.a} of {dtype}"
     if not gemm.c.whole:
         return f"c is a whole fragment, it is {gemm.c}"
-    if not gemm.transpose_b and n > COLUMNS and n % COLUMNS:
+    if not _lies(n, gemm.transpose_b):
         return f"n = {n} with b lying along n; more than {COLUMNS} is a multiple of {COLUMNS}"
     return None
 
 
 def shares_columns(gemm: Gemm, warpgroups: int) -> bool:
     """Whether so many warpgroups can share a product's columns: each reads all of a, from shared memory."""
-    share, takes = gemm.shape[1] // warpgroups, OPERANDS[gemm.a.tile.dtype]
-    whole = gemm.shape[1] % (8 * warpgroups) == 0 and (share <= 32 or share % takes.step == 0)
-    lies = gemm.transpose_b or share <= COLUMNS or share % COLUMNS == 0
-    return gemm.a.tile.scope == "shared" and whole and lies
+    share, rest = divmod(gemm.shape[1], warpgroups)
+    whole = rest == 0 and share % OPERANDS[gemm.a.tile.dtype].columns_step(share) == 0
+    return gemm.a.tile.scope == "shared" and whole and _lies(share, gemm.transpose_b)
+
+
+def _lies(columns: int, along_k: bool) -> bool:
+    """Whether instructions can take so many columns of b: whole panels of it, where it lies along n."""
+    return along_k or columns <= COLUMNS or columns % COLUMNS == 0
 
 
 def accumulator(rows: int, columns: int, warpgroups: int, across: int = 1) -> Layout:
@@ -143,7 +151,7 @@ def columns_at_once(columns: int, takes: Operands, along_k: bool) -> int:
     if not along_k:
         return min(columns, takes.columns)
     shares = -(-columns // takes.columns)
-    while columns % shares or columns // shares % (takes.step if columns // shares > 32 else 8):
+    while columns % shares or columns // shares % takes.columns_step(columns // shares):
         shares += 1
     return columns // shares
 

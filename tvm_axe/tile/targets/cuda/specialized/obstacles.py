@@ -83,10 +83,13 @@ def _held_operand(body: tuple[Node, ...], around: tuple[tirx.Var, ...]) -> Gemm 
     written before the product for certain, with something that iterations differ in: what they don't differ in,
     compilers move out of a loop.
     """
+    if not any(isinstance(node, Gemm) and node.a.tile.scope == "fragment" for node in walk(body)):
+        return None
     return _not_of(body, frozenset(), _varying(body, around))
 
 
 def _not_of(body: tuple[Node, ...], written: frozenset[Tile], varying: frozenset[Tile]) -> Gemm | None:
+    """The first such product of a body, before which `written` is, of an iteration in which `varying` are other."""
     for node in body:
         if isinstance(node, Gemm) and node.a.tile.scope == "fragment" and node.a.tile not in written & varying:
             return node
@@ -107,7 +110,7 @@ def _varying(body: tuple[Node, ...], around: tuple[tirx.Var, ...]) -> frozenset[
         before = len(tiles) + len(names)
         for node in leaves(body):
             own = tiles | set(node.writes)  # what adds to a tile leaves something else there each time
-            if own & set(node.reads) or any(substitute((node,), {name: name + 1})[0] is not node for name in names):
+            if own & set(node.reads) or substitute((node,), {name: name + 1 for name in names})[0] is not node:
                 tiles |= set(node.writes)
                 names |= {node.var} if isinstance(node, Let) else set()
     return tiles

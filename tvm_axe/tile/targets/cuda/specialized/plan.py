@@ -38,6 +38,9 @@ With one warpgroup a thread has enough, so none are reallocated (PTX ISA, "Misce
 Where several blocks share a multiprocessor, `role_registers` says.
 """
 
+_ACROSS = 2
+"""How many warpgroups share the columns of 64 rows, if they do."""
+
 _SCHEDULES = (
     (True, True, ""),
     (False, True, "warpgroups don't take turns"),
@@ -140,7 +143,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         f"a producer warp{', a storing warp' * staging.has_storing_warp(program)} and {warpgroups} warpgroups that "
         "consume" + ", which share columns" * (across > 1),
         "products are wgmma on tiles that TMA loads"
-        + "; the registers of one don't hold the sums of 64 rows" * (across > 1)
+        + (f"; {_why_shared(program)}" if across > 1 else "")
         + ("" if registers is None else f"; {registers[0]} and {registers[1]} registers a thread"),
     )
     grid = decide_grid(program, gpu, decisions, fills_processor=residency.blocks == 1, resident=residency.blocks)
@@ -154,7 +157,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     keys.decide(program, decisions)
     scans.decide(program, decisions)
     exchanges.decide(program, fragments, warpgroups * wgmma.WARPGROUP, decisions)
-    made = _schedule(program, memory, warpgroups, across == 1, grid.persistent, fragments, decisions)
+    made = _schedule(program, memory, warpgroups, across, grid.persistent, fragments, decisions)
     for fill, gemm in made.folded:
         decisions.add(fill, "left out", f"{gemm} sets its accumulator the first time")
     for gemm, loop in made.deferred:
@@ -179,19 +182,19 @@ def _schedule(
     program: TileProgram,
     memory: SpecializedMemory,
     warpgroups: int,
-    apart: bool,
+    across: int,
     persistent: bool,
     fragments: Mapping[Tile, LayoutChoice],
     decisions: Decisions,
 ) -> Schedule:
     """The fastest schedule that is proved to get on, with fragments that fit the registers.
 
-    Warpgroups take turns only if each has rows of its own and so gets on by itself: if they are `apart`.
+    Warpgroups take turns only if each has rows of its own, and so gets on by itself.
     """
     failures: list[str] = []
     blocks = blocks_per_processor(program)
     for takes_turns, defers, less in _SCHEDULES:
-        ping_pong = takes_turns and apart and warpgroups > 1
+        ping_pong = takes_turns and warpgroups > across
         made = schedule(program, memory.buffers, ping_pong, defers)
         stall = find_stall(program, memory, made.steps, warpgroups, persistent)
         if stall is not None:
@@ -246,7 +249,8 @@ def _warpgroups(program: TileProgram) -> tuple[int, int]:
     """How many warpgroups consume, and how many of them share columns: those whose rows one alone has no room for."""
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
     fits = [(n, 1) for n in REGISTERS if all(gemm.shape[0] % (n * wgmma.ROWS) == 0 for gemm in gemms)]
-    shared = [(n, n) for n in (2,) if len(fits) == 1 and all(wgmma.shares_columns(gemm, n) for gemm in gemms)]
+    can = len(fits) == 1 and all(wgmma.shares_columns(gemm, _ACROSS) for gemm in gemms)
+    shared = [(_ACROSS, _ACROSS)] if can else []
     threads: Any = program.options.get("threads")
     if threads is None:
         most = operand_registers(max(fits)[0])
@@ -260,6 +264,11 @@ def _warpgroups(program: TileProgram) -> tuple[int, int]:
             f"kernel: threads={threads} can't share products of {rows} rows, 64 a warpgroup; valid: {valid}"
         )
     return found[0]
+
+
+def _why_shared(program: TileProgram) -> str:
+    asked = program.options.get("threads")
+    return f"threads={asked}" if asked is not None else "the registers of one don't hold the sums of 64 rows"
 
 
 def _operand_needs(gemm: Gemm, warpgroups: int) -> int:
