@@ -209,3 +209,18 @@ def test_slices_by_sizes() -> None:
     for count in (4, 5, 8, 33, 60):
         x = torch.randn(count, 3)
         np.testing.assert_allclose(one(exe(x.numpy())), slices(x).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_elements_at_sizes() -> None:
+    """The last of a sequence that isn't known, one near it, and those of a table at its length and from its end."""
+    table = torch.randn(MOST, 3)
+
+    def elements(x: Any) -> Any:
+        count = x.shape[0]
+        return torch.stack([x[count - 1], x[count - 3], x[1 - count], x[-2], table[count], table[-count], x[2]])
+
+    made = imported(Called(elements), (torch.randn(7, 3),), (({0: torch.export.Dim("count", min=4, max=60)},),))
+    exe = axe.compile(made, work_dir=None)
+    for count in (4, 5, 33, 60):
+        x = torch.randn(count, 3)
+        np.testing.assert_array_equal(one(exe(x.numpy())), elements(x).numpy())

@@ -15,7 +15,7 @@ from tvm_axe._tvm.formulas import number
 from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
 from tvm_axe._tvm.torch_resizing import linear, nearest
 from tvm_axe._tvm.torch_selections import SELECTIONS
-from tvm_axe._tvm.torch_sizes import divided, fractional, rounded_down, size_of, sliced
+from tvm_axe._tvm.torch_sizes import divided, fractional, rounded_down, selected, size_of, sliced
 from tvm_axe._tvm.torch_special import SPECIAL
 from tvm_axe.errors import InputError
 
@@ -75,6 +75,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
         "sym_float": fractional,
         "truediv": divided,
         "trunc": rounded_down,
+        "select.int": partial(selected, partial(_upstream, "select.int")),
         "slice.Tensor": partial(sliced, partial(_upstream, "slice.Tensor")),
         **dict.fromkeys(("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"), nearest),
         **dict.fromkeys(("upsample_linear1d.vec", "upsample_trilinear3d.vec"), linear),

@@ -13,7 +13,7 @@ from tvm.relax import op
 
 from tvm_axe.errors import InputError
 
-__all__ = ["arguments_of", "divided", "fractional", "rounded_down", "shape_said", "size_of", "sliced"]
+__all__ = ["arguments_of", "divided", "fractional", "rounded_down", "selected", "shape_said", "size_of", "sliced"]
 
 _COMBINED: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": lambda a, b: a + b,
@@ -111,15 +111,40 @@ def sliced(otherwise: Callable[[Any, Any], Any], node: Any, importer: Any) -> An
     return importer.block_builder.emit(made)
 
 
+def selected(otherwise: Callable[[Any, Any], Any], node: Any, importer: Any) -> Any:
+    """What stands at an index along a dimension (``select.int``), which may be made of sizes, as ``x[:, tokens - 1]``.
+
+    That at a known index is made by `otherwise`.
+
+    Raises
+    ------
+    InputError
+        The index isn't made of inputs' extents, or isn't known to be on one side of zero.
+    """
+    given = arguments_of(node)
+    dim, index, value = given["dim"], given["index"], importer.env[given["self"]]
+    if type(index) is int:
+        return otherwise(node, importer)
+    begin = _begin(index, value.ty.shape[dim], _sizes(node.graph, importer))
+    if begin is None:
+        said = index.meta["val"].node.expr
+        raise InputError(
+            f"{node.name}: the index {said} isn't made of inputs' extents, or may be below zero and not; use "
+            "index_select, whose index is a tensor"
+        )
+    emit = importer.block_builder.emit
+    return emit(op.squeeze(emit(op.strided_slice(value, [dim], [begin], [begin + 1], assume_inbound=True)), [dim]))
+
+
 def _begin(start: Any, extent: Any, sizes: Mapping[str, tirx.Var]) -> Any:
     """Where a slice begins, which PyTorch may count from the end; None if that isn't known."""
     if start is None or type(start) is int:
         return start or 0 if start is None or start >= 0 else extent + start
     said = start.meta["val"].node.expr
-    found = _expression(said, sizes)
-    if found is None or said.is_nonnegative:
+    found, bounds = _expression(said, sizes), start.meta["val"].node.shape_env.bound_sympy(said)
+    if found is None or bounds.lower >= 0:
         return found
-    return extent + found if said.is_negative else None
+    return extent + found if bounds.upper < 0 else None
 
 
 def _sizes(graph: Any, importer: Any) -> dict[str, tirx.Var]:
