@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
@@ -32,8 +33,8 @@ from tvm_axe.tile.kernels.kernel import (
     rounding_slack,
 )
 
-LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
-"""The largest number of a type of eight bits that results are scaled to."""
+SCALED = ("float8_e4m3fn", "int8")
+"""The types of eight bits that results are scaled to."""
 
 _HELD = 4096
 """Elements that a block holds at least, where there are rows enough: 16 a thread of 256."""
@@ -63,9 +64,10 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
     """
-    if out_dtype is not None and out_dtype not in LARGEST:
-        raise TileError(f"rms_norm: out_dtype is one of {', '.join(LARGEST)}, got {out_dtype}")
-    width, count, out, most = padded(columns), counted(rows), out_dtype or dtype, LARGEST.get(out_dtype or "", 1.0)
+    if out_dtype is not None and out_dtype not in SCALED:
+        raise TileError(f"rms_norm: out_dtype is one of {', '.join(SCALED)}, got {out_dtype}")
+    width, count, out = padded(columns), counted(rows), out_dtype or dtype
+    most = float(tirx.max_value(out).value)
 
     @T.prim_func
     def rms_norm(
@@ -229,7 +231,7 @@ def _norm_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[
     if out is None:
         return {**found, "Y": Expected(value, rounding_slack(problem["dtype"], unit, np.abs(value)))}
     top = np.abs(value).max(axis=1)
-    scales = np.where(top == 0, 1.0, top / LARGEST[out])
+    scales = np.where(top == 0, 1.0, top / tirx.max_value(out).value)
     found["scales"] = Expected(scales, (unit + 2 * ROUNDING["float32"]) * scales)
     exact, off = value / scales[:, None], 2 * unit + 4 * ROUNDING["float32"]
     if out != "int8":

@@ -12,8 +12,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-FLOAT8 = {"float8_e4m3fn": (3, 7, 448.0), "float8_e5m2": (2, 15, 57344.0)}
-"""The 8-bit floats: bits of the mantissa, the exponent's bias, the largest number."""
+FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}
+"""The 8-bit floats: bits of the mantissa, the exponent's bias."""
 
 NARROW = ("float16", "bfloat16", *FLOAT8)
 """The types that are computed with in float32."""
@@ -74,7 +74,7 @@ def _to_bfloat16(value: Any) -> Any:
 
 def _from_float8(bits: Any, dtype: str) -> Any:
     """The float32 that an 8-bit float stands for: shifted into place, the exponent is wrong by a power of two."""
-    mantissa, bias, _ = FLOAT8[dtype]
+    mantissa, bias = FLOAT8[dtype]
     size = bits & _uint(0x7F, bits)
     shifted = T.reinterpret(_lanes("float32", bits), size << _uint(23 - mantissa, bits))
     number = shifted * _float(2.0 ** (127 - bias), bits)
@@ -92,12 +92,12 @@ def _to_float8(value: Any, dtype: str) -> Any:
     Rounding a normal number is integer arithmetic on the bits that stay; of a subnormal one the adder does it, which
     rounds what is below the last place of the large number that is added.
     """
-    mantissa, bias, largest = FLOAT8[dtype]
+    mantissa, bias = FLOAT8[dtype]
     drop = 23 - mantissa
     bits = T.reinterpret(_lanes("uint32", value), value)
     size = bits & _uint(0x7FFFFFFF, value)
     magnitude = T.reinterpret(_lanes("float32", value), size)
-    limit = _float(largest, value)
+    limit = _float(tirx.max_value(dtype).value, value)
     capped = T.reinterpret(_lanes("uint32", value), T.Select(magnitude < limit, magnitude, limit))
     odd = (capped >> _uint(drop, value)) & _uint(1, value)
     halves = capped + odd + _uint((1 << (drop - 1)) - 1, value)
