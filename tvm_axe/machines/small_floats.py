@@ -20,7 +20,7 @@ from tvm import ir, tirx
 from tvm_axe import _tvm
 from tvm_axe.machines.registry import backend_of
 
-__all__ = ["constant_stores", "exact_casts"]
+__all__ = ["FLOAT8", "constant_stores", "dtype_like", "exact_casts", "narrowed", "uint_like", "widened"]
 
 
 class _Format(NamedTuple):
@@ -36,13 +36,55 @@ class _Format(NamedTuple):
         return (0x7F >> self.digits) << self.digits if self.has_infinities else 0x7F
 
 
-_FORMATS = {
+FLOAT8 = {
     "float8_e4m3fn": _Format(3, 7, False),
     "float8_e4m3": _Format(3, 7, True),
     "float8_e5m2": _Format(2, 15, True),
 }
-
+"""The floats of eight bits that have digits."""
 _SCALE = "float8_e8m0fnu"  # a power of two, of which there are no digits and no sign
+
+
+def widened(bits: tirx.Expr, dtype: str) -> tirx.Expr:
+    """The float32 that equals a float of eight bits; `bits` is a uint32, or a vector of them.
+
+    Shifted into place, the exponent is wrong by a power of two, of denormal numbers too.
+    """
+    form, size = FLOAT8[dtype], bits & uint_like(0x7F, bits)
+    shifted = tirx.reinterpret(dtype_like("float32", bits), size << uint_like(23 - form.digits, bits))
+    value = shifted * _float_like(2.0 ** (127 - form.bias), bits)
+    beyond = _float_like(float("nan"), bits)
+    if form.has_infinities:
+        beyond = tirx.Select(size == uint_like(form.infinity, bits), _float_like(float("inf"), bits), beyond)
+    value = tirx.Select(size >= uint_like(form.infinity, bits), beyond, value)
+    return tirx.Select(bits >= uint_like(0x80, bits), -value, value)
+
+
+def narrowed(number: tirx.Expr, dtype: str, saturating: bool = False) -> tirx.Expr:
+    """The bits, as a uint32, of the float of eight bits that is nearest to a float32, the even one of two.
+
+    What is too large becomes an infinity, or NaN where the type has none; or, `saturating`, the largest number, as in a
+    GPU's instructions (PTX ISA, ``cvt`` with ``.satfinite``). Rounding a normal number is arithmetic on the bits that
+    stay; of a denormal one the adder does it, which rounds what is below the last place of the large number that is
+    added.
+    """
+    form, float32, uint32 = FLOAT8[dtype], dtype_like("float32", number), dtype_like("uint32", number)
+    bits, drop = tirx.reinterpret(uint32, number), 23 - form.digits
+    size = kept = bits & uint_like(0x7FFFFFFF, number)
+    magnitude = tirx.reinterpret(float32, size)
+    if saturating:
+        limit = _float_like(tirx.max_value(dtype).value, number)
+        kept = tirx.reinterpret(uint32, tirx.Select(magnitude < limit, magnitude, limit))
+    odd = (kept >> uint_like(drop, number)) & uint_like(1, number)
+    halves = kept + odd + uint_like((1 << (drop - 1)) - 1, number)
+    normal = (halves >> uint_like(drop, number)) - uint_like((127 - form.bias) << form.digits, number)
+    if not saturating:
+        normal = tirx.min(normal, uint_like(form.infinity, number))
+    unit = _float_like(2.0 ** (1 - form.bias - form.digits + 23), number)  # its last place is the least number
+    denormal = tirx.reinterpret(uint32, magnitude + unit) - tirx.reinterpret(uint32, unit)
+    finite = tirx.Select(magnitude < _float_like(2.0 ** (1 - form.bias), number), denormal, normal)
+    found = tirx.Select(size > uint_like(0x7F800000, number), uint_like(0x7F, number), finite)  # NaN
+    return found | ((bits >> uint_like(24, number)) & uint_like(0x80, number))
 
 
 @tirx.transform.prim_func_pass(opt_level=0)
@@ -54,12 +96,13 @@ def exact_casts(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transform.P
 
     def written_out(cast: tirx.Cast) -> tirx.Expr:
         source, result = str(cast.value.ty), str(cast.ty)
-        if source in _FORMATS or source == _SCALE:
-            number = _scale(cast.value) if source == _SCALE else _widened(cast.value, _FORMATS[source])
+        if source in FLOAT8 or source == _SCALE:
+            bits = tirx.Cast("uint32", tirx.reinterpret("uint8", cast.value))
+            number = _scale(bits) if source == _SCALE else widened(bits, source)
             return number if result == "float32" else written_out(tirx.Cast(result, number))
-        if result in _FORMATS:
+        if result in FLOAT8:
             number = cast.value if source == "float32" else tirx.Cast("float32", cast.value)
-            return tirx.reinterpret(result, _narrowed(number, _FORMATS[result]))
+            return tirx.reinterpret(result, tirx.Cast("uint8", narrowed(number, result)))
         return cast
 
     return func.with_body(_tvm.structural_map(func.body, (tirx.Cast, written_out)))
@@ -93,49 +136,30 @@ def _stores_one_value(loop: tirx.For) -> bool:
     )
 
 
-def _widened(x: tirx.Expr, form: _Format) -> tirx.Expr:
-    """The float32 that equals a float of eight bits."""
-    bits = tirx.Cast("uint32", tirx.reinterpret("uint8", x))
-    size = bits & _whole(0x7F)
-    normal = tirx.reinterpret("float32", (size << _whole(23 - form.digits)) + _whole((127 - form.bias) << 23))
-    least = _number(2.0 ** (1 - form.bias - form.digits))
-    value = tirx.Select(size < _whole(1 << form.digits), tirx.Cast("float32", size) * least, normal)
-    if form.has_infinities:
-        value = tirx.Select(size == _whole(form.infinity), _number(float("inf")), value)
-        value = tirx.Select(size > _whole(form.infinity), _number(float("nan")), value)
-    else:
-        value = tirx.Select(size == _whole(0x7F), _number(float("nan")), value)
-    sign = (bits >> _whole(7)) << _whole(31)
-    return tirx.reinterpret("float32", tirx.reinterpret("uint32", value) | sign)
-
-
-def _scale(x: tirx.Expr) -> tirx.Expr:
+def _scale(bits: tirx.Expr) -> tirx.Expr:
     """The float32 that equals a power of two in eight bits."""
-    bits = tirx.Cast("uint32", tirx.reinterpret("uint8", x))
-    value = tirx.Select(bits == _whole(0), _whole(1 << 22), bits << _whole(23))
-    return tirx.Select(bits == _whole(0xFF), _number(float("nan")), tirx.reinterpret("float32", value))
+    value = tirx.Select(bits == uint_like(0, bits), uint_like(1 << 22, bits), bits << uint_like(23, bits))
+    return tirx.Select(
+        bits == uint_like(0xFF, bits), _float_like(float("nan"), bits), tirx.reinterpret("float32", value)
+    )
 
 
-def _narrowed(x: tirx.Expr, form: _Format) -> tirx.Expr:
-    """The bits of the float of eight bits that is nearest to a float32, the even one of two."""
-    all_bits = tirx.reinterpret("uint32", x)
-    bits = all_bits & _whole(0x7FFFFFFF)
-    shift = 23 - form.digits
-    odd = (bits >> _whole(shift)) & _whole(1)
-    rounded = (bits + _whole((1 << (shift - 1)) - 1) + odd) >> _whole(shift)
-    normal = rounded - _whole((127 - form.bias) << form.digits)
-    # Added to a number whose last digit is worth as much as theirs, denormal numbers are rounded by the addition.
-    anchor = _number(2.0 ** (23 - (form.bias - 1 + form.digits)))
-    size = tirx.reinterpret("float32", bits)
-    denormal = tirx.reinterpret("uint32", size + anchor) - tirx.reinterpret("uint32", anchor)
-    value = tirx.Select(size < _number(2.0 ** (1 - form.bias)), denormal, tirx.min(normal, _whole(form.infinity)))
-    value = tirx.Select(bits > _whole(0x7F800000), _whole(0x7F), value)  # NaN
-    return tirx.Cast("uint8", value | ((all_bits >> _whole(31)) << _whole(7)))
+def dtype_like(dtype: str, value: tirx.Expr) -> str:
+    """A type with as many lanes as a value has."""
+    lanes = int(value.ty.dtype.lanes)
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
-def _whole(value: int) -> tirx.Expr:
-    return tirx.const(value, "uint32")
+def uint_like(number: int, value: tirx.Expr) -> tirx.Expr:
+    """A uint32 for each of the lanes that a value has."""
+    return _constant(tirx.const(number, "uint32"), value)
 
 
-def _number(value: float) -> tirx.Expr:
-    return tirx.const(value, "float32")
+def _float_like(number: float, value: tirx.Expr) -> tirx.Expr:
+    """A float32 for each of the lanes that a value has."""
+    return _constant(tirx.const(number, "float32"), value)
+
+
+def _constant(number: tirx.Expr, value: tirx.Expr) -> tirx.Expr:
+    lanes = int(value.ty.dtype.lanes)
+    return number if lanes == 1 else tirx.Broadcast(number, lanes)
