@@ -1,6 +1,5 @@
 """The pipeline: what its passes are, what each leaves to the next, and that everybody takes them from it."""
 
-import doctest
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +7,9 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from tvm_axe import pipeline
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
-from tvm_axe.machines import builder, resolve_target
+from tvm_axe.machines import resolve_target
 from tvm_axe.machines.builder import builder_named
 from tvm_axe.meta.measure.builder import BUILDER
 from tvm_axe.pipeline import APPLY_RECORDS, BUILD, LOWER, PASSES, TILE_KERNELS, Work, build, run
@@ -37,12 +35,6 @@ def chosen() -> tvm.tirx.PrimFunc:
     sch = Schedule(product, mesh=TP)
     sch.tile_kernel(sch.get_sblock("mm"), "matmul")
     return sch.mod["main"]
-
-
-@pytest.mark.parametrize("module", [pipeline, alone, builder])
-def test_the_examples(module):
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
 
 
 def test_the_list():

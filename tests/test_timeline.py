@@ -1,6 +1,5 @@
 """Timelines: what they refuse, the file as a viewer reads it, and the drawing."""
 
-import doctest
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_axe import timeline
 from tvm_axe.errors import InputError
 from tvm_axe.timeline import ARRIVAL, EDGE, WAITING, Arrow, Event, Timeline
 
@@ -157,8 +155,3 @@ def test_text_has_the_width_and_shows_each_stage(drawn: Timeline, width: int) ->
         bar = lines[rank][len(worker) + 2 : -1]
         stages = [event for event in drawn.track(rank) if event.kind not in (WAITING, ARRIVAL, EDGE)]
         assert bool(stages) == bool(set(bar.upper()) - {" ", "."})
-
-
-def test_the_example_runs() -> None:
-    result = doctest.testmod(timeline)
-    assert result.attempted and not result.failed

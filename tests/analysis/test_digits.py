@@ -1,12 +1,9 @@
 """Indices as sums of digits: the same numbers as the expressions, point by point."""
 
-import doctest
-
 import numpy as np
 import pytest
 from tvm import tirx
 
-from tvm_axe.analysis import digits, sharding_rule
 from tvm_axe.analysis.digits import Digit, Index, index_of
 from tvm_axe.analysis.values import points, values
 
@@ -69,9 +66,3 @@ def test_an_iterator_of_extent_1_is_no_digit():
 )
 def test_positional(expr, positional):
     assert index_of(expr, {I: (0, 6), J: (1, 16)}).is_positional == positional
-
-
-@pytest.mark.parametrize("module", [digits, sharding_rule])
-def test_examples(module):
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import doctest
 import itertools
 import math
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from algorithm_cases import Case, same, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_axe.collective import algorithms as module
 from tvm_axe.collective.algorithms import Algorithm, Phase, offered, phases
 from tvm_axe.collective.cuda import moving
 from tvm_axe.collective.cuda.source import DIMS, Box, Pieces
@@ -195,8 +193,3 @@ def test_what_is_not_offered_is_refused() -> None:
         InputError, match=r"no algorithm is called 'ring'; valid: one-shot, two-shot, two-step, copy-engine"
     ):
         Algorithm.of("ring")
-
-
-def test_the_examples_run() -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed

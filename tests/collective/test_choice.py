@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_axe.cli import main
-from tvm_axe.collective import choice, measuring, registry
+from tvm_axe.collective import choice, registry
 from tvm_axe.collective.algorithms import Algorithm, offered
 from tvm_axe.collective.choice import Machine, Table, find, forced, read, ruled, shipped
 from tvm_axe.collective.engine import Measured
@@ -148,9 +147,3 @@ def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture) -> None:
 
 def test_sizes_rise() -> None:
     assert list(SIZES) == sorted(set(SIZES))
-
-
-@pytest.mark.parametrize("module", [choice, measuring], ids=lambda module: module.__name__)
-def test_the_examples_run(module: object) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed

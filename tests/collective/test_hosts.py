@@ -4,7 +4,6 @@ engines on two hosts of this machine (namespaces.py), by what the command line s
 
 from __future__ import annotations
 
-import doctest
 import json
 import re
 import socket
@@ -17,7 +16,7 @@ import pytest
 from namespaces import ADDRESSES, TwoHosts, two_hosts
 
 from tvm_axe.cli import elsewhere
-from tvm_axe.collective import dealing, start
+from tvm_axe.collective import start
 from tvm_axe.collective.dealing import Host, deal, is_here, known_as
 from tvm_axe.collective.hosts import commands
 from tvm_axe.collective.reaching import Answer, ask, check
@@ -51,11 +50,6 @@ FAR = "far.invalid"  # a name that is nobody's (RFC 2606)
 def test_hosts_that_do_not_fit_are_refused(hosts: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         deal([host for host in hosts.split(",") if host], Mesh({"tp": 4}))
-
-
-def test_the_examples_run() -> None:
-    result = doctest.testmod(dealing)
-    assert result.attempted and not result.failed
 
 
 def test_who_is_here() -> None:

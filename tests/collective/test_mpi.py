@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import doctest
-import importlib
 import os
 import re
 import signal
@@ -525,9 +523,3 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_AXE_RANKS_PER_HOST", "none")
     with pytest.raises(InputError, match="TVM_AXE_RANKS_PER_HOST must be a positive number, not 'none'"):
         launch(Mesh({"tp": 2}), engine="mpi")
-
-
-@pytest.mark.parametrize("name", ["ranks", "across"])
-def test_the_examples_run(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"tvm_axe.collective.{name}"))
-    assert result.attempted and not result.failed

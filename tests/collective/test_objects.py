@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 
 import numpy as np
@@ -77,7 +76,3 @@ def test_anything_else_is_refused() -> None:
         found.apply("tests.told", [], answer)
     with pytest.raises(KeyError, match=r"the runtime has no function 'tests\.nothing'"):
         found.apply("tests.nothing", [], answer)
-
-
-def test_the_example() -> None:
-    assert doctest.testmod(objects).failed == 0

@@ -5,7 +5,6 @@ What the binding calls is fake_nccl.py's, and devices' memory is the host's. The
 
 from __future__ import annotations
 
-import doctest
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from test_algorithms import Case, cases, do, same, tensors
 
 from tvm_axe.collective.algorithms import Phase
-from tvm_axe.collective.cuda import job, moving, nccl, passing
+from tvm_axe.collective.cuda import job, moving, nccl
 from tvm_axe.collective.cuda.moving import Side
 from tvm_axe.collective.cuda.passing import Passing, Scratch
 from tvm_axe.collective.plan import VIEWS
@@ -274,8 +273,3 @@ def test_which_gpus_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job.driver, "are_peers", lambda first, second: first == second)
     assert job.seen_within(hosts, gpus, 4, None) == [[rank] for rank in range(8)]
     assert job.seen_within(hosts, gpus, 1, None) == hosts
-
-
-@pytest.mark.parametrize("module", [passing, job])
-def test_the_examples_run(module: ModuleType) -> None:
-    assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0

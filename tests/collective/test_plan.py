@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_axe.collective import plan as module
 from tvm_axe.collective.plan import VIEWS, chunk, plan
 from tvm_axe.errors import InputError
 
@@ -83,8 +81,3 @@ def test_shapes_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=rf"{name}: slabs of shapes .* don't fit each other on a mesh axis of 2"):
         plan(name, source, target, numbers, 2, 0)
-
-
-def test_the_examples_run() -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed

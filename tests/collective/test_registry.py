@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import subprocess
 import sys
 import textwrap
@@ -105,11 +104,6 @@ def test_names_are_known_without_the_compiler() -> None:
     """
     shown = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert shown.stdout == "processes threads mpi ranks cuda False\n"
-
-
-def test_the_examples_run() -> None:
-    result = doctest.testmod(registry)
-    assert result.attempted and not result.failed
 
 
 def test_without_a_gpu_the_engine_says_what_is_missing() -> None:

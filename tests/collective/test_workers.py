@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import os
 from collections.abc import Iterator
 
@@ -349,12 +347,6 @@ def test_no_worker_is_bound_to_fewer_cores(engine: str) -> None:
         for task in threads | processes:
             assert os.sched_getaffinity(int(task)) == set(CORES)
     assert os.sched_getaffinity(0) == caller
-
-
-@pytest.mark.parametrize("name", ["launching", "stored"])
-def test_the_examples_run(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"tvm_axe.collective.{name}"))
-    assert result.attempted and not result.failed
 
 
 def summing(foreign: str = "") -> tvm.IRModule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import mmap
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import tvm_axe as axe
 from tvm_axe.collective.stored import let_go
-from tvm_axe.executable import read_safetensors, safetensors, write_safetensors
+from tvm_axe.executable import read_safetensors, write_safetensors
 
 ARRAYS = {
     "a": np.arange(6, dtype="float32").reshape(2, 3),
@@ -101,10 +100,6 @@ def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
         write_safetensors(tmp_path / "x", {"a": np.zeros(2, "complex64")})
     with pytest.raises(axe.InputError, match="cannot be written"):
         write_safetensors(tmp_path / "none" / "x", ARRAYS)
-
-
-def test_documentation() -> None:
-    assert doctest.testmod(safetensors).failed == 0
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system doesn't give mapped memory back")

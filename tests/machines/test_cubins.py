@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 import subprocess
 from pathlib import Path
@@ -56,7 +55,3 @@ def test_registers_and_local_memory_are_what_nvcc_prints(tmp_path: Path) -> None
     assert found == expected
     assert set(found) == {"plain", "spills"}
     assert found["spills"].local_bytes > 0 == found["plain"].local_bytes
-
-
-def test_examples() -> None:
-    assert doctest.testmod(cubins).failed == 0

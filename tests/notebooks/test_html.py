@@ -1,7 +1,6 @@
 """What a notebook shows at the end of a cell is what is printed, escaped."""
 
 import base64
-import doctest
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -13,7 +12,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_axe as axe
-from tvm_axe import notebook, tile
+from tvm_axe import tile
 from tvm_axe.checking import Mismatch
 from tvm_axe.collective import Event, Timeline
 from tvm_axe.demo import DemoReport, DemoRow
@@ -160,11 +159,6 @@ def test_a_cell_shows_the_text(name):
 def test_a_program_that_was_read_from_a_file_is_shown(tmp_path):
     exe = saved(tmp_path)
     assert Shown(exe._repr_html_()).text == exe.show()
-
-
-def test_the_worked_example():
-    result = doctest.testmod(notebook)
-    assert result.attempted > 0 and result.failed == 0
 
 
 def test_markup_is_escaped():

@@ -1,7 +1,6 @@
 """Kernels of a shared model put together: as many as said, right on any devices, whenever each of them runs."""
 
 import dataclasses
-import doctest
 import runpy
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tvm_axe.analysis import patterns
 from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import loads_in, substitute, variables_of
 from tvm_axe.collective import local, worker
-from tvm_axe.lower import joining
 from tvm_axe.lower.told import with_coordinates
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta import tune
@@ -35,10 +33,6 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 def error(found, wanted):
     found = [found] if isinstance(found, np.ndarray) else found
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(found, wanted, strict=True))
-
-
-def test_documentation():
-    assert doctest.testmod(joining).failed == 0
 
 
 def counts(model, devices, meets=True):

@@ -1,6 +1,5 @@
 """The pipeline by its name, `axe.compile` of a model, the example, and the package's own."""
 
-import doctest
 import runpy
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_axe as axe
-import tvm_axe.relax
 from tvm_axe.relax.workspace import with_workspaces
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "relax_mlp.py"
@@ -142,7 +140,3 @@ def test_example(capsys):
     shown = capsys.readouterr().out
     assert "first.up.weight    S0[192@0 192@1]" in shown
     assert "100% of the products' operations are shared over tp" in shown
-
-
-def test_documentation():
-    assert doctest.testmod(tvm_axe.relax).failed == 0

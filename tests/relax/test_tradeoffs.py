@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -16,10 +15,6 @@ import tvm_axe as axe
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.relax import share_model, tradeoffs
 from tvm_axe.relax.tradeoffs import Call, Found, Point, fewest_bytes, prices
-
-
-def test_documentation() -> None:
-    assert doctest.testmod(tradeoffs).failed == 0
 
 
 class Known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from typing import Any
 
@@ -51,10 +50,6 @@ def model(make: Callable[[Any], Any], dtype: str, shape: tuple[int, ...] = (6, 8
             out = builder.emit_output(builder.normalize(make(builder.emit(op.negative(x)))))
         builder.emit_func_output(out)
     return builder.get()
-
-
-def test_documentation() -> None:
-    assert doctest.testmod(widening).failed == 0
 
 
 @pytest.mark.parametrize("dtype", TYPES)

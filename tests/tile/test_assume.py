@@ -1,7 +1,5 @@
 """`tile.assume`: what it is read as, what targets make of it, and which calls are refused."""
 
-import doctest
-
 import numpy as np
 import pytest
 import tvm
@@ -15,7 +13,6 @@ from tvm_axe.errors import InputError, ScheduleError, TileError
 from tvm_axe.lower.tiles import lowered_on
 from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.target import resolve_target
-from tvm_axe.tile import assuming
 from tvm_axe.tile.nodes import Copy
 
 
@@ -101,10 +98,6 @@ def drawn(m, n, k):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype("float16") for shape in ((m, k), (k, n)))
     return a, b, np.full((m, n), np.nan, "float16")
-
-
-def test_the_module_is_its_tutorial():
-    assert doctest.testmod(assuming).failed == 0
 
 
 def test_it_prints_and_parses_back():

@@ -1,6 +1,5 @@
 """Atomics: of tiles and of elements, the same types on every target, refused with one message elsewhere."""
 
-import doctest
 import shutil
 
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
@@ -17,7 +16,6 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines.cache import Cache
-from tvm_axe.tile import atomics
 from tvm_axe.tile.atomics import SWAPPED
 from tvm_axe.tile.checks import ATOMIC
 
@@ -278,11 +276,6 @@ def test_reads_as_it_is_written():
     parsed = tvm.script.from_source(func.script())
     assert tvm_ffi.structural_equal(parsed, func)
     assert str(tile.read(parsed)) == text
-
-
-def test_examples():
-    found = doctest.testmod(atomics)
-    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("target", TARGETS)

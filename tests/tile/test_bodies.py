@@ -1,7 +1,5 @@
 """Bodies of `parallel` with loops, and names that are given other values."""
 
-import doctest
-
 import numpy as np
 import on_host
 import pytest
@@ -11,12 +9,6 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines.cache import Cache
-from tvm_axe.tile import bodies
-
-
-def test_examples():
-    found = doctest.testmod(bodies)
-    assert found.attempted and not found.failed
 
 
 @T.prim_func

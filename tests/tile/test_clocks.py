@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
 import pytest
@@ -18,11 +17,6 @@ from tvm_axe.tile import clocks
 def refused(func: tirx.PrimFunc, *words: str) -> None:
     with pytest.raises(TileError, match=".*".join(map(re.escape, words))):
         tile.read(func)
-
-
-def test_documentation() -> None:
-    found = doctest.testmod(clocks)
-    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("devices", [3, 4])

@@ -1,6 +1,5 @@
 """`while`, `break` and `continue`: what they become, on a CPU beside Python, and planned for GPUs."""
 
-import doctest
 import random
 import re
 
@@ -13,7 +12,6 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines import nvcc
-from tvm_axe.tile import ending
 from tvm_axe.tile.nodes import Loop
 
 
@@ -161,10 +159,6 @@ def given(program):
 PROGRAMS = pytest.mark.parametrize(
     "program", [halved, searched, settled, multiplied], ids=lambda p: str(p.attrs["global_symbol"])
 )
-
-
-def test_the_module_is_its_tutorial():
-    assert doctest.testmod(ending).failed == 0
 
 
 @PROGRAMS

@@ -1,6 +1,5 @@
 """Knobs: how they are declared and set, what a program is with them, and what is refused."""
 
-import doctest
 import itertools
 
 import numpy as np
@@ -56,10 +55,6 @@ def values(func):
         except InputError:
             continue
         yield found
-
-
-def test_the_module_is_its_tutorial():
-    assert doctest.testmod(knobs).failed == 0
 
 
 def test_declared():

@@ -1,7 +1,5 @@
 """The words: what they read as, that programs print and parse back, and what each word refuses."""
 
-import doctest
-
 import pytest
 import tvm
 import tvm_ffi
@@ -12,7 +10,6 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
-from tvm_axe.tile import language
 
 
 @T.prim_func
@@ -111,11 +108,6 @@ def test_round_trip():
     assert str(tile.read(parsed)) == TREE
     assert parsed.script() == printed
     assert tvm_ffi.structural_equal(tvm.ir.load_json(tvm.ir.save_json(words)), words)
-
-
-def test_examples():
-    found = doctest.testmod(language)
-    assert found.attempted and not found.failed
 
 
 def test_cdiv():

@@ -1,6 +1,5 @@
 """Order within a row: argmax, argmin, sort, top_k and cumsum, beside numpy, in every type and place they take."""
 
-import doctest
 import itertools
 import shutil
 
@@ -16,7 +15,7 @@ from tvm.script import tirx as T
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines.cache import Cache
-from tvm_axe.tile import keys, order
+from tvm_axe.tile import keys
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a")
 PLACES = ("fragment", "shared")
@@ -238,12 +237,6 @@ def test_explained(target):
     assert "at = indices of argmin of x[0:16, 32:64] along 1: 1 pass over each line" in text
     assert "i = indices of top_k of x along 1, smallest: 4 passes over each line" in text
     assert ("y = sums of x along 1: a warp a line" in text) == (target != "llvm")
-
-
-def test_examples():
-    for module in (order, keys):
-        found = doctest.testmod(module)
-        assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 13, 64])

@@ -4,7 +4,7 @@ Both are free variables of functions while these are made, dealt out and joined,
 Of a dimension of any extent n, each device has the ceil(n / devices) indices that `tvm_axe.layout.shares.Share.of_any`
 says, here in terms of n:
 
->>> n, rank = tirx.Var("n", "int64"), tirx.Var("rank", "int64")
+>>> n, rank = tirx.Var("n", "int32"), tirx.Var("rank", "int32")
 >>> print(part_of(n, 2), "from", first_of(n, rank, 2))
 (n + 1) // 2 from T.min(rank * ((n + 1) // 2), n - (n + 1) // 2)
 """

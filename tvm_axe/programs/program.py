@@ -133,7 +133,9 @@ class Rows:
 
     >>> rows = Rows(10, 3, "float32", devices=4)
     >>> rows.reduce_scattered, rows.all_gathered, rows.fused, rows.all_reduced
-    (108, 108, 192, 180)
+    (108, 108, 192, 360)
+
+    Of a sum of so few elements one device adds up all: devices share whole cache lines.
 
     Attributes
     ----------

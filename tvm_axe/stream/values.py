@@ -8,6 +8,7 @@ initial values, padding, and what functions return.
 None
 >>> check(np.zeros((2, 3)))
 'an array of (2, 3) float64'
+>>> from tvm_axe.stream.types import as_dims
 >>> lengths_fault([[1, 2], [3]], as_dims((2, 2)))
 'lists of 1 and 2 elements where the dim is 2'
 """

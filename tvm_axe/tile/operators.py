@@ -66,8 +66,22 @@ def operator(
 
     Examples
     --------
-    >>> scale = operator("mine::scale", scale_program, gradient=scale_gradient)  # doctest: +SKIP
-    >>> scale(x).sum().backward()  # doctest: +SKIP
+    >>> import torch
+    >>> from tvm.script import tirx as T
+    >>> from tvm_axe import tile
+    >>> @T.prim_func
+    ... def square(X: T.Buffer((64,), "float32"), Y: T.Buffer((64,), "float32")):
+    ...     with tile.kernel(1), tile.parallel(64) as i:
+    ...         Y[i] = X[i] * X[i]
+    >>> @T.prim_func
+    ... def gradient(X: T.Buffer((64,), "float32"), dY: T.Buffer((64,), "float32"), dX: T.Buffer((64,), "float32")):
+    ...     with tile.kernel(1), tile.parallel(64) as i:
+    ...         dX[i] = dY[i] * X[i] * 2.0
+    >>> squared = operator("mine::square", square, gradient=gradient)
+    >>> x = torch.full((64,), 3.0, requires_grad=True)
+    >>> squared(x).sum().backward()
+    >>> squared(x)[0].item(), x.grad[0].item()
+    (9.0, 6.0)
     """
     try:
         import torch

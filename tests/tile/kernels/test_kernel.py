@@ -1,6 +1,5 @@
 """What kernels and recipes refuse, the defaults by shape, and the judge of results."""
 
-import doctest
 import itertools
 import math
 import re
@@ -10,10 +9,9 @@ import pytest
 from tvm.script import tirx as T
 from tvm.target import Target
 
-import tvm_axe.tile.kernels
 from tvm_axe import tile
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, block_sparse, lists_of_queries, matmul_for
+from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, lists_of_queries, matmul_for
 from tvm_axe.tile.kernels.attention import _cut_blocks
 from tvm_axe.tile.kernels.check import judged, poison
 from tvm_axe.tile.kernels.kernel import described, only_used
@@ -327,10 +325,3 @@ def test_poison_is_no_number(dtype):
 
 def test_poison_of_integers_is_no_index():
     assert (poison((4,), "int32") == -(2**31)).all()
-
-
-def test_the_packages_examples():
-    for module in (tvm_axe.tile.kernels, block_sparse):
-        found = doctest.testmod(module)
-        assert found.attempted > 0
-        assert found.failed == 0

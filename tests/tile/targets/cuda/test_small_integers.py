@@ -1,6 +1,5 @@
 """Casts of integers of few values to 16-bit floats: which are made by adding, and that these are the same numbers."""
 
-import doctest
 import re
 
 import numpy as np
@@ -117,10 +116,6 @@ def test_the_bits_of_a_pair(least, less):
     else:
         found = evaluated(word)
     np.testing.assert_array_equal(found, lower + (upper << 16))
-
-
-def test_the_examples():
-    assert doctest.testmod(small_integers).failed == 0
 
 
 @pytest.mark.gpu
