@@ -28,7 +28,7 @@ SPARSE = {"batch": 4, "heads": 32, "kv_heads": 8, "queries": 8192, "keys": 8192,
 """Attention of which each head sees a part of its own."""
 
 COMPARED = (
-    "w4a16_matmul", "block_scaled_matmul", "block_sparse_attention", "block_sparse_attention_backward",
+    "w4a16_matmul", "w4a8_matmul", "block_scaled_matmul", "block_sparse_attention", "block_sparse_attention_backward",
     "attention_backward", "mla_decode", "chunk_state", "chunk_scan",
 )  # fmt: skip
 """Kernels whose results `compared` looks at."""
@@ -48,6 +48,15 @@ def cases() -> Iterator[Measured]:
             if m <= 64:
                 name, more = f"w4a16 zeros {layer} {m}x{n}x{k}", n * k / GROUP
                 yield name, "w4a16_matmul", {**problem, "zeros": True}, "int4pack", bytes_ + more, True
+    n, k = WEIGHTS["qkv"]
+    for m in (16, 128, 2048):
+        for dtype, peer in (("int8", "int_mm"), ("float8_e4m3fn", "scaled_mm of channels")):
+            for name, group in (("w4a8", GROUP), ("w4a8 of channels", k)):
+                problem = {"m": m, "n": n, "k": k, "group": group, "dtype": dtype, "out_dtype": "bfloat16"}
+                bytes_, flops = n * k / 2 + 2.0 * n * k / group + 1.0 * m * (k + 2 * n), 2.0 * m * n * k
+                few = m <= 16  # of which no product of 8 bits is faster
+                name = f"{name} {dtype} {m}x{n}x{k}"
+                yield name, "w4a8_matmul", problem, "int4pack" if few else peer, bytes_ if few else flops, few
     for layer, (n, k) in SCALED.items():
         for m in (128, 4096):
             problem = {"m": m, "n": n, "k": k, "dtype": "float8_e4m3fn"}
@@ -92,6 +101,11 @@ def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> No
         made["scales"] = (made["scales"].abs() * 0.02 + 0.01).to(made["scales"].dtype)
         if "points" in made:
             made["points"] = made["points"] & 15
+    if name == "w4a8_matmul":
+        made["scales"] = (made["scales"].abs() * 0.02 + 0.01).to(made["scales"].dtype)
+        made["a_scales"] = made["a_scales"].abs() + 0.5
+        if problem["dtype"] == "int8":
+            made["A"] = torch.randint_like(made["A"], -127, 128)
     if name == "block_scaled_matmul":
         for each in ("a_scales", "b_scales"):
             made[each] = made[each].abs() + 0.5
@@ -191,6 +205,9 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
 
     if name == "w4a16_matmul":
         return made["C"], made["A"].float() @ decoded(made).float().T
+    if name == "w4a8_matmul":
+        weights = decoded({**made, "scales": made["scales"].float()})
+        return made["C"], made["A"].float() * made["a_scales"].unsqueeze(1) @ weights.T
     if name == "block_scaled_matmul":
         a = made["A"].float() * made["a_scales"].T.repeat_interleave(BLOCK, 1)
         b = made["B"].float() * made["b_scales"].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
@@ -232,8 +249,9 @@ def decoded(made: Mapping[str, Any]) -> Any:
     import torch
 
     codes = torch.stack([made["B"] & 15, made["B"] >> 4], dim=-1).flatten(1)
-    points = made["points"].to(made["scales"].dtype).T.repeat_interleave(GROUP, dim=1) if "points" in made else 8
-    return (codes.to(made["scales"].dtype) - points) * made["scales"].T.repeat_interleave(GROUP, dim=1)
+    group = codes.shape[1] // made["scales"].shape[0]
+    points = made["points"].to(made["scales"].dtype).T.repeat_interleave(group, dim=1) if "points" in made else 8
+    return (codes.to(made["scales"].dtype) - points) * made["scales"].T.repeat_interleave(group, dim=1)
 
 
 def attended(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
@@ -279,11 +297,26 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
     def int4pack(t: Mapping[str, Any]) -> object:
         if id(t) not in kept:
             swapped = (t["B"] & 15) << 4 | t["B"] >> 4
-            points = t["points"].to(t["scales"].dtype) if "points" in t else 8
-            scales = torch.stack([t["scales"], (8 - points) * t["scales"]], dim=-1)
-            kept[id(t)] = torch.ops.aten._convert_weight_to_int4pack(swapped, 8), scales.contiguous()
-        packed, scales = kept[id(t)]
-        return torch.ops.aten._weight_int4pack_mm(t["A"], packed, GROUP, scales)
+            own = t["scales"].repeat_interleave(t["A"].shape[1] // GROUP // len(t["scales"]), dim=0)  # of a channel
+            points = t["points"].to(own.dtype) if "points" in t else 8
+            scales = torch.stack([own, (8 - points) * own], dim=-1)
+            packed = torch.ops.aten._convert_weight_to_int4pack(swapped, 8)
+            kept[id(t)] = t["A"].bfloat16(), packed, scales.contiguous()
+        a, packed, scales = kept[id(t)]
+        return torch.ops.aten._weight_int4pack_mm(a, packed, GROUP, scales)
+
+    def in_eight_bits(t: Mapping[str, Any]) -> Any:
+        """The codes in the type of A, 8 bits each, (k, n)."""
+        if id(t) not in kept:
+            kept[id(t)] = decoded({"B": t["B"], "scales": torch.ones_like(t["scales"])}).to(t["A"].dtype).T
+        return kept[id(t)]
+
+    def int_mm(t: Mapping[str, Any]) -> object:
+        return torch._int_mm(t["A"], in_eight_bits(t))  # without any scale, which would be kernels of their own
+
+    def scaled_mm_of_channels(t: Mapping[str, Any]) -> object:
+        scales = t["a_scales"].unsqueeze(1), t["scales"][:1].float()
+        return torch._scaled_mm(t["A"], in_eight_bits(t), *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     def matmul_of_decoded(t: Mapping[str, Any]) -> object:
         if id(t) not in kept:
@@ -329,6 +362,8 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
     return {
         "int4pack": int4pack,
         "decoded": matmul_of_decoded,
+        "int_mm": int_mm,
+        "scaled_mm of channels": scaled_mm_of_channels,
         "scaled_mm of blocks": scaled_mm_of_blocks,
         "cudnn backward": cudnn_backward,
         "flex": flex,

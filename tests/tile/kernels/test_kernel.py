@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
@@ -94,6 +95,10 @@ def test_unknown_parameters_are_refused():
         ("chunk_scan", {"length": 100}, "chunk divides length, got 64 of 100; valid is a length padded with dt = 0"),
         ("w4a16_matmul", {"group": 100}, "k=1024 is even, and group=100 divides it"),
         ("w4a16_matmul", {"dtype": "float32"}, "dtype is one of float16, bfloat16, got float32"),
+        ("w4a8_matmul", {"dtype": "uint8"}, "w4a8_matmul: dtype is one of int8, float8_e4m3fn, got uint8"),
+        ("w4a8_matmul", {"out_dtype": "int8"}, "out_dtype is one of bfloat16, float16, float32, got int8"),
+        ("w4a8_matmul", {"group": 48}, "w4a8_matmul: k=1024 is even, and group=48 divides it"),
+        ("w4a8_matmul", {"group": 16}, "block_k divides group, .* multiples of 32, got block_k=32 and group=16"),
     ],
 )
 def test_problems_that_are_refused(name, changes, message):
@@ -229,6 +234,33 @@ def test_packed_weights_are_loaded_as_bytes(index):
     ampere = Target({"kind": "cuda", "arch": "sm_80"})
     program = kernel.recipe(ampere, kernel.cases[index]).programs[0]
     assert "stages of cp.async" in tile.explain(program, ampere)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 4, 5, 6])
+def test_tensor_cores_multiply_decoded_weights_in_eight_bits(index):
+    """From registers; sums that go on have no copy beside them."""
+    kernel = KERNELS["w4a8_matmul"]
+    text = tile.explain(kernel.recipe(HOPPER, kernel.cases[index]).programs[0], HOPPER)
+    dtype, sets = kernel.cases[index]["dtype"], "+=" if index == 4 else "="
+    assert f"fragment b: {dtype}" in text and f"left operand of part {sets} b @ a.T, wgmma" in text
+    assert "circular buffer of raw" in text and ("fragment c" in text) == (index != 4)
+
+
+@pytest.mark.parametrize("extra", [{}, {"zeros": True}])
+@pytest.mark.parametrize(
+    "group, dtype", [(128, "int8"), (4096, "int8"), (128, "float8_e4m3fn"), (4096, "float8_e4m3fn")]
+)
+def test_weights_of_four_bits_times_any_number_of_rows(group, dtype, extra):
+    problem = {
+        "m": tirx.Var("m", "int64"),
+        "n": 256,
+        "k": 4096,
+        "group": group,
+        "dtype": dtype,
+        "out_dtype": "bfloat16",
+    }
+    (program,) = KERNELS["w4a8_matmul"].recipe(HOPPER, problem | extra).programs
+    assert "part = b @ a.T, wgmma" in tile.explain(program, HOPPER).replace("+=", "=")
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -92,6 +92,9 @@ def test_split_sums_are_whole(splits):
     packed = {"m": 20, "n": 30, "k": 320, "group": 32, "dtype": "float16", "residual": True}
     tiles = {"block_m": 16, "block_n": 64, "block_k": 64}
     assert error(KERNELS["w4a16_matmul"], packed, TARGETS[1], splits=splits, **tiles) < 1e-6
+    for dtype, group in (("int8", 32), ("int8", 320), ("float8_e4m3fn", 160)):
+        problem = {**packed, "group": group, "dtype": dtype, "out_dtype": "float32"}
+        assert error(KERNELS["w4a8_matmul"], problem, TARGETS[1], splits=splits, **tiles | {"block_k": 32}) < 1e-6
 
 
 @pytest.mark.parametrize("window, block_m, block_n", [(1, 32, 32), (33, 32, 64), (64, 64, 32), (100, 16, 48)])

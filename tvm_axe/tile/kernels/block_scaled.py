@@ -25,7 +25,7 @@ from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.gemm import epilogue_of
 from tvm_axe.tile.kernels.kernel import (
-    ROUNDING,
+    BYTE_TERMS,
     Expected,
     Kernel,
     Knobs,
@@ -34,15 +34,12 @@ from tvm_axe.tile.kernels.kernel import (
     choose,
     counted,
     only_used,
-    rounding_slack,
+    slack_of_groups,
     with_extents,
 )
 
 BLOCK = 128
 """Terms, and rows of B, that share a scale, as DeepSeek's models have them."""
-
-_INSTRUCTION_TERMS = 32
-"""8-bit terms that one instruction of the tensor cores adds up."""
 
 
 def block_scaled_matmul(
@@ -81,8 +78,8 @@ def block_scaled_matmul(
     """
     if not dtype.startswith("float8"):
         raise TileError(f"block_scaled_matmul: operands are 8-bit floats, got {dtype}")
-    if group < 1 or group % _INSTRUCTION_TERMS:
-        raise TileError(f"block_scaled_matmul: group is a multiple of {_INSTRUCTION_TERMS}, got {group}")
+    if group < 1 or group % BYTE_TERMS:
+        raise TileError(f"block_scaled_matmul: group is a multiple of {BYTE_TERMS}, got {group}")
     if rows % block_n:
         raise TileError(f"block_scaled_matmul: block_n divides the rows of a scale, {rows}, got {block_n}")
     epilogue, count, groups = Epilogue(**options), counted(m), tile.cdiv(k, group)
@@ -158,18 +155,14 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
 
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
-    """The product of both operands times their scales in float64.
-
-    A block's sum is off as one of 8-bit floats is; scaled and added it rounds three times more.
-    """
+    """The product of both operands times their scales in float64."""
     n, k, group, rows = problem["n"], problem["k"], problem.get("group", BLOCK), problem.get("rows", BLOCK)
     a, b, own, other = (arrays[name].astype("float64") for name in ("A", "B", "a_scales", "b_scales"))
     a = a * np.repeat(own.T, group, axis=1)[:, :k]
     b = b * np.repeat(np.repeat(other, rows, axis=0)[:n], group, axis=1)[:, :k]
     epilogue = epilogue_of(problem)
     magnitude = epilogue.magnitude(np.abs(a) @ np.abs(b).T, arrays)
-    unit = 2 * ROUNDING["float32"] * (k + 8) + 2.0**-13 * math.ceil(min(k, group) / _INSTRUCTION_TERMS)
-    slack = rounding_slack(problem.get("out_dtype", "bfloat16"), unit, magnitude)
+    slack = slack_of_groups(problem["dtype"], problem.get("out_dtype", "bfloat16"), k, group, magnitude)
     return {"C": Expected(epilogue.reference(a @ b.T, arrays), slack)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from tvm_axe.tile.kernels.splitting import combine
 MIDDLE = 8
 """The code that stands for zero where neither a tensor nor the problem says which."""
 
-_FEW, _SOME = 16, 64
+_FEW, SOME = 16, 64
 """Rows that tiles are for where it isn't known how many there are: a batch of tokens, or a part of a prompt."""
 
 _WORTH = 3
@@ -74,7 +74,7 @@ def w4a16_matmul(
     TileError
         k is odd, `group` doesn't divide it, it and `block_k` don't divide one another, or the type isn't of 16 bits.
     """
-    _check(k, group, block_k, dtype)
+    check_packed("w4a16_matmul", k, group, block_k, dtype, TYPES)
     epilogue, groups, steps = Epilogue(**options), k // group, tile.cdiv(k, block_k)
     share = tile.cdiv(steps, splits)
     splits = tile.cdiv(steps, share)  # none is empty
@@ -112,7 +112,7 @@ def w4a16_matmul(
                 tile.copy(A[i * block_m, l * block_k], a)
                 with tile.parallel(block_n, block_k) as (y, x):
                     own = T.meta_var(x // group if rows > 1 else 0)
-                    code = T.meta_var(_code(raw[y, x // 2], x))
+                    code = T.meta_var(code_of(raw[y, x // 2], x))
                     # Both have all integers up to 256: codes are made in pairs, and a point once for its group.
                     weight = T.meta_var(
                         T.cast(code, dtype) - T.cast(point[own, y], dtype)
@@ -132,49 +132,68 @@ def w4a16_matmul(
                         )
 
     programs = (only_used(w4a16_matmul), *((combine(splits, m, n, dtype, epilogue),) if splits > 1 else ()))
-    return Recipe(programs, ("A", "B", "scales", *(("points",) if zeros else ()), *epilogue.tensors), ("C",))
+    return Recipe(programs, packed(zeros, epilogue), ("C",))
 
 
-def _code(byte: Any, column: Any) -> Any:
+def packed(zeros: bool, epilogue: Epilogue, *of_rows: str) -> tuple[str, ...]:
+    """The names of what such a product reads: A and what belongs to its rows, the weights, and its epilogue's."""
+    return ("A", "B", *of_rows, "scales", *(("points",) if zeros else ()), *epilogue.tensors)
+
+
+def code_of(byte: Any, column: Any) -> Any:
     """The code of a column in the byte that has it."""
     return T.bitwise_and(T.shift_right(T.cast(byte, "int32"), column % 2 * 4), T.int32(15))
 
 
-def _check(k: int, group: int, block_k: int, dtype: str) -> None:
-    """Refuse what isn't packed so.
+def check_packed(name: str, k: int, group: int, block_k: int, dtype: str, types: Sequence[str]) -> None:
+    """Refuse what isn't packed so, or of another type than the kernel called `name` takes.
 
     Raises
     ------
     TileError
         It isn't.
     """
-    if dtype not in TYPES:
-        raise TileError(f"w4a16_matmul: dtype is one of {', '.join(TYPES)}, got {dtype}")
+    if dtype not in types:
+        raise TileError(f"{name}: dtype is one of {', '.join(types)}, got {dtype}")
     if k % 2 or group < 1 or k % group:
-        raise TileError(f"w4a16_matmul: k={k} is even, and group={group} divides it")
+        raise TileError(f"{name}: k={k} is even, and group={group} divides it")
     if block_k % 2 or (block_k % group and group % block_k):
-        raise TileError(
-            f"w4a16_matmul: block_k={block_k} is even, and divides a group of {group} or is a number of groups"
-        )
+        raise TileError(f"{name}: block_k={block_k} is even, and divides a group of {group} or is a number of groups")
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
-    """As many rows of A as there are, up to 256; sums are shared where there are few tiles."""
-    m, n, k, group = (problem[name] for name in ("m", "n", "k", "group"))
+    """Steps along k of some groups, or some of which make one: of few rows longer ones."""
+    group, machine = problem["group"], machine_of(target)
+    few, many = ((128, 256, 64), (64, 32, 128)) if isinstance(machine, Gpu) else ((256, 128), (256, 128))
+    return decoding_knobs(target, problem, 8, most_rows(target), _of_groups(group, *few), _of_groups(group, *many))
+
+
+def most_rows(target: Target) -> int:
+    """The most rows of a tile: with 128 columns, as many sums as a block's registers hold once."""
     machine = machine_of(target)
+    return 256 if isinstance(machine, Gpu) and machine.tensor_cores == "wgmma" else 128
+
+
+def decoding_knobs(
+    target: Target, problem: Problem, step: int, most: int, few: Sequence[int], many: Sequence[int]
+) -> Knobs:
+    """Tiles of as many rows of A as there are, up to `most`; sums are shared where there are few tiles.
+
+    A tile's rows are a multiple of `step`. `few` and `many` are the candidates of a step along k, of as many rows.
+    """
+    m, n, k, machine = (*(problem[name] for name in ("m", "n", "k")), machine_of(target))
     if not isinstance(m, int):
-        return {**_knobs(target, {**problem, "m": _SOME}), "splits": (1,)}
+        return {**decoding_knobs(target, {**problem, "m": SOME}, step, most, few, many), "splits": (1,)}
+    block_k = tuple(few if m <= SOME else many)
     if not isinstance(machine, Gpu):
         return {
             "splits": (1,),
             "block_m": choose(min(m, 256), 64),
             "block_n": choose(64, 128),
-            "block_k": _of_groups(group, 256, 128),
+            "block_k": block_k,
         }
-    most = 256 if machine.tensor_cores == "wgmma" else 128
-    block_m = min(8 * tile.cdiv(m, 8), most)
-    block_n = 128 if m > 64 else 64
-    block_k = _of_groups(group, *((128, 256, 64) if m <= 64 else (64, 32, 128)))
+    block_m = min(step * tile.cdiv(m, step), most)
+    block_n = 128 if m > SOME else 64
     blocks = _together(m) if block_k[0] <= 128 else min(2, _together(m))
     tiles = tile.cdiv(n, block_n) * tile.cdiv(m, block_m)
     return {
@@ -192,7 +211,7 @@ def _together(rows: int) -> int:
 
     Each has decoded weights in its registers, and sums of as many rows.
     """
-    return next((blocks for most, blocks in ((_FEW, 4), (32, 3), (_SOME, 2)) if rows <= most), 1)
+    return next((blocks for most, blocks in ((_FEW, 4), (32, 3), (SOME, 2)) if rows <= most), 1)
 
 
 def _parts(machine: Gpu, rows: int, tiles: int, steps: int, blocks: int) -> int:
@@ -200,13 +219,13 @@ def _parts(machine: Gpu, rows: int, tiles: int, steps: int, blocks: int) -> int:
 
     Of more than a few rows two parts aren't worth being added. Of many rows a block that has ended takes another tile.
     """
-    if rows > _SOME:
+    if rows > SOME:
         return max(1, min(2 * machine.processors // tiles, steps // 4))
     parts = max(1, min(blocks * machine.processors // tiles, steps // 8))
     return 1 if rows > _FEW and parts < _WORTH else parts
 
 
-def _fewer_rows(target: Target, problem: Problem) -> Fewer | None:
+def fewer_rows(target: Target, problem: Problem) -> Fewer | None:
     """On a CPU tiles of few rows, where nobody knows how many there will be; a GPU's are of some."""
     known = isinstance(problem["m"], int) or isinstance(machine_of(target), Gpu)
     return None if known else Fewer("m", _FEW, {"block_m": _FEW})
@@ -238,8 +257,7 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
         "bias": normal(rng, (n,), dtype),
         "residual": normal(rng, (m, n), dtype),
     }
-    named = ("A", "B", "scales", *(("points",) if problem.get("zeros", False) else ()), *epilogue_of(problem).tensors)
-    return {name: drawn[name] for name in named}
+    return {name: drawn[name] for name in packed(problem.get("zeros", False), epilogue_of(problem))}
 
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
@@ -258,7 +276,7 @@ W4A16_MATMUL = Kernel(
     parameters=_knobs,
     inputs=_inputs,
     reference=_reference,
-    fewer=_fewer_rows,
+    fewer=fewer_rows,
     cases=(
         {"m": 1, "n": 256, "k": 1024, "group": 128, "dtype": "float16"},
         {"m": 16, "n": 160, "k": 512, "group": 64, "dtype": "bfloat16", "zeros": True},

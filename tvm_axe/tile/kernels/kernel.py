@@ -199,6 +199,10 @@ def described(problem: Problem) -> str:
     return " ".join(name if value is True else f"{name}={value}" for name, value in plain)
 
 
+BYTE_TERMS = 32
+"""8-bit terms that one instruction of the tensor cores adds up."""
+
+
 # ---- How exact a result can be -------------------------------------------------------------------------------------
 
 ROUNDING = {
@@ -246,5 +250,17 @@ def product_slack(dtype: str, out: str, terms: int, magnitude: np.ndarray) -> np
     if dtype == "tf32":
         unit += 4 * ROUNDING["tf32"]
     if dtype == "float8_e4m3fn":
-        unit += 2.0**-13 * math.ceil(terms / 32)
+        unit += 2.0**-13 * math.ceil(terms / BYTE_TERMS)
+    return rounding_slack(out, unit, magnitude)
+
+
+def slack_of_groups(dtype: str, out: str, terms: int, group: int, magnitude: np.ndarray) -> np.ndarray:
+    """How far a sum of `terms` products may be off whose groups are summed apart, and then added times their scales.
+
+    A group's sum is off as `product_slack` says, in 8-bit floats by what is kept of its own terms only; times its
+    scales and added it rounds some times more.
+    """
+    unit = 2 * ROUNDING["float32"] * (terms + 8)
+    if dtype.startswith("float8"):
+        unit += 2.0**-13 * math.ceil(min(terms, group) / BYTE_TERMS)
     return rounding_slack(out, unit, magnitude)

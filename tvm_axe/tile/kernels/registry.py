@@ -29,6 +29,7 @@ from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
 from tvm_axe.tile.kernels.kernel import Kernel, Problem
 from tvm_axe.tile.kernels.latent import MLA_DECODE
 from tvm_axe.tile.kernels.packed import PACKED_ATTENTION
+from tvm_axe.tile.kernels.quantized import W4A8_MATMUL
 from tvm_axe.tile.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 from tvm_axe.tile.kernels.skinny import SKINNY_MATMUL
 from tvm_axe.tile.kernels.splitting import SPLIT_K_MATMUL, STREAM_K_MATMUL
@@ -37,9 +38,9 @@ from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, GATHERED_MATMUL, FP8_MATMUL,
-    BLOCK_SCALED_MATMUL, W4A16_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD, PACKED_ATTENTION, BLOCK_SPARSE_ATTENTION,
-    BLOCK_SPARSE_ATTENTION_BACKWARD, DECODE_ATTENTION, MLA_DECODE, CHUNK_STATE, CHUNK_SCAN, RMS_NORM, LAYER_NORM,
-    SOFTMAX, TOPK_GATING, TRANSPOSE,
+    BLOCK_SCALED_MATMUL, W4A16_MATMUL, W4A8_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD, PACKED_ATTENTION,
+    BLOCK_SPARSE_ATTENTION, BLOCK_SPARSE_ATTENTION_BACKWARD, DECODE_ATTENTION, MLA_DECODE, CHUNK_STATE, CHUNK_SCAN,
+    RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING, TRANSPOSE,
 )  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -51,11 +51,27 @@ def test_more_columns_than_one_instruction_has(tmp_path):
     assert all(f"m64n{share}k32_s32_s8_s8" in source for share, source in zip((80, 128), sources))
 
 
-@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
-def test_a_left_operand_in_registers_is_warned_of(target):
-    with pytest.warns(TileWarning, match=r"product_64: c \+= held @ b.T is done by multiply-adds.*held a tile.shared"):
-        tile.plan(product(64, through=True), target)
+@pytest.mark.parametrize("target, by", [("cuda:sm_80", "mma.sync m16n8k32"), ("cuda:sm_90a", "wgmma")])
+def test_tensor_cores_take_a_left_operand_in_registers(target, by):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tile.plan(product(64), target)
+        assert by in tile.explain(product(64, through=True), target)
         tile.plan(product(64, through=True, instruction="fma"), target)  # it is asked for
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_a_left_operand_in_registers_is_warned_of(target):
+    """One that is transposed: of 16 bits, since no instruction takes others so."""
+
+    @T.prim_func
+    def turned(A: T.Buffer((64, 128), "float16"), B: T.Buffer((64, 64), "float16"), C: T.Buffer((128, 64), "float32")):
+        with tile.kernel(1):
+            held, b = tile.fragment((64, 128), "float16"), tile.shared((64, 64), "float16")
+            c = tile.fragment((128, 64), "float32")
+            tile.copy(A[0, 0], held)
+            tile.copy(B[0, 0], b)
+            tile.gemm(held, b, c, transpose_a=True, transpose_b=True, accumulate=False)
+            tile.copy(c, C[0, 0])
+
+    with pytest.warns(TileWarning, match=r"turned: c = held.T @ b.T is done by multiply-adds.*held a tile.shared"):
+        tile.plan(turned, target)

@@ -36,7 +36,8 @@ FRAGMENTS = [
     (*coalesced((3, 40), 8, 64), 64),
     (*coalesced((5,), 4, 32), 32),
     (mma.accumulator(64, 48, mma.Warps(2, 2, 1)), (64, 48), 128),
-    (mma.left_operand(32, 64, mma.Warps(2, 2, 1)), (32, 64), 128),
+    (mma.left_operand(32, 64, mma.Warps(2, 2, 1), "float16"), (32, 64), 128),
+    (mma.left_operand(32, 64, mma.Warps(2, 2, 1), "int8"), (32, 64), 128),
     (fma.accumulator(48, 64, 16, 128), (48, 64), 128),
     (everywhere(6, 64), (2, 3), 64),
 ]

@@ -16,7 +16,7 @@ from tvm_axe.layout import Layout
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.targets.cuda import raster
 from tvm_axe.tile.targets.cuda.grid import Grid
-from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
+from tvm_axe.tile.targets.cuda.instructions import mma, tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.walking import substitute_in
 
@@ -165,6 +165,18 @@ def test_accumulators_are_as_the_manual_says():
             thread, register = place["tx"], place["m"]
             assert row == thread // 32 * 16 + thread % 32 // 4 + 8 * (register // 2 % 2)
             assert column == register // 4 * 8 + thread % 4 * 2 + register % 2
+
+
+def test_left_operands_of_eight_bits_are_as_the_manual_says():
+    """PTX ISA, wgmma.mma_async .m64nNk32, figure of A's fragment: row and column of a thread's i-th element."""
+    layout = wgmma.accumulator(64, 64, 1, pack=wgmma.OPERANDS["int8"].pack)
+    for row in range(64):
+        for column in range(64):
+            (place,) = layout.apply(row, column, shape=(64, 64))
+            thread, instruction, i = place["tx"], place["m"] // 16, place["m"] % 16
+            assert row == thread // 32 * 16 + thread % 32 // 4 + (0 if i < 4 or 8 <= i < 12 else 8)
+            assert column == instruction * 32 + thread % 4 * 4 + i % 4 + (16 if i >= 8 else 0)
+    assert mma.left_operand(64, 64, mma.Warps(4, 1, 1), "int8").equivalent(layout)  # whose figure is the same
 
 
 def test_warpgroups_share_columns_of_which_one_has_no_room():

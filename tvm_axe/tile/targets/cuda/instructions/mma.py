@@ -2,7 +2,8 @@
 
 The warps of a block stand in a grid of rows x columns over the accumulator; each multiplies its own rows and columns
 by 16 x 8 x k instructions, whose operands come by ``ldmatrix``: pieces of 16 bytes of eight rows each, straight or (of
-16-bit elements) transposed. A left operand in registers has the layout that an accumulator of its shape would have.
+16-bit elements) transposed. A left operand in registers has the layout that an accumulator of its shape would have; one
+of 8-bit elements has four neighbours where an accumulator has two.
 
 Source: PTX ISA, "Matrix multiply-accumulate operation using mma instruction".
 """
@@ -72,8 +73,8 @@ def obstacle(gemm: Gemm) -> str | None:
         return f"{a.dtype} operands must lie with k as their last dimension: a (M, K) and b (N, K) with transpose_b"
     if gemm.transpose_a and a.scope != "shared":
         return "a left operand in a fragment can't be transposed"
-    if a.scope != "shared" and instruction.pack != 2:
-        return f"a left operand in a fragment has 16-bit elements, got {a.dtype}"
+    if a.scope != "shared" and instruction.pack == 1:
+        return f"a left operand in a fragment has elements of 16 or 8 bits, got {a.dtype}"
     return None
 
 
@@ -95,32 +96,32 @@ def arrange(m: int, n: int, threads: int, rows_only: bool) -> Warps:
     return Warps(rows, columns, warps // (rows * columns))
 
 
-def accumulator(m: int, n: int, warps: Warps) -> Layout:
-    """The layout of an m x n accumulator.
+def accumulator(m: int, n: int, warps: Warps, pack: int = 2) -> Layout:
+    """The layout of an m x n accumulator, of which a thread has `pack` neighbours of a row together.
 
     >>> print(accumulator(32, 16, Warps(2, 1, 1)))
     S[(2, 2, 8, 2, 4, 2) : (32@tx, 2, 4@tx, 4, 1@tx, 1)]
     """
-    below = n // warps.columns // 8
+    below = n // warps.columns // (4 * pack)
     rows = [
         Iter(warps.rows, warps.columns * WARP, THREAD),
-        Iter(m // warps.rows // 16, below * 4, REGISTER),
-        Iter(2, 2, REGISTER),
+        Iter(m // warps.rows // 16, below * 2 * pack, REGISTER),
+        Iter(2, pack, REGISTER),
         Iter(8, 4, THREAD),
     ]
     columns = [
         Iter(warps.columns, WARP, THREAD),
-        Iter(below, 4, REGISTER),
+        Iter(below, 2 * pack, REGISTER),
         Iter(4, 1, THREAD),
-        Iter(2, 1, REGISTER),
+        Iter(pack, 1, REGISTER),
     ]
     copies = Iter(warps.copies, warps.rows * warps.columns * WARP, THREAD)
     return Layout([*rows, *columns], [copies]).canonicalize()
 
 
-def left_operand(m: int, k: int, warps: Warps) -> Layout:
+def left_operand(m: int, k: int, warps: Warps, dtype: str) -> Layout:
     """The layout of an m x k left operand in registers: what each row of warps needs, in every one of them."""
-    held = accumulator(m, k, Warps(warps.rows, 1, 1)).group((m, k))[0]
+    held = accumulator(m, k, Warps(warps.rows, 1, 1), INSTRUCTIONS[dtype].pack).group((m, k))[0]
     spread = [
         Iter(it.extent, it.stride * warps.columns, THREAD) if it.axis == THREAD and it.stride >= WARP else it
         for it in held.D
@@ -170,7 +171,7 @@ class _Product:
         stored = self.emitter.storages[self.gemm.a.tile]
         if isinstance(stored, Registers):
             packed = stored.buffer.view("uint32")
-            base = i * (self.depth // 4) + k * 4  # each 16 x 8 of the operand is two words
+            base = (i * (self.depth // self.instruction.depth) + k) * 4  # an instruction takes four words
             for r in range(4):
                 T.buffer_store(words, packed[base + r], [i * 4 + r])
             return

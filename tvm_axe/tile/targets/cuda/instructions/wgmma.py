@@ -1,7 +1,7 @@
 """Hopper's warpgroup matrix instruction: what it multiplies, how its registers lie, and the dispatch that issues it.
 
 A warpgroup, 128 threads, multiplies 64 x k by k x n into registers, asynchronously. Operands come from swizzled shared
-memory, through matrix descriptors; the left one, of 16 bits, also from registers. Upstream has no dispatch of its
+memory, through matrix descriptors; the left one, of 16 or 8 bits, also from registers. Upstream has no dispatch of its
 ``gemm_async`` for it; importing this module registers one.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
@@ -63,6 +63,11 @@ class Operands:
         return self.depth == 16
 
     @property
+    def pack(self) -> int:
+        """How many elements of an operand share a register."""
+        return self.depth // 8
+
+    @property
     def scales(self) -> bool:
         """Whether it can negate its operands, for which it then takes two more numbers."""
         return self.ptx_total == "f32"
@@ -95,8 +100,8 @@ def obstacle(gemm: Gemm) -> str | None:
         )
     if (gemm.transpose_a or not gemm.transpose_b) and not takes.transposes:
         return f"operands of {dtype} lie along k: transpose_b, and not transpose_a"
-    if gemm.a.tile.scope == "fragment" and (gemm.transpose_a or takes.depth != 16 or not gemm.a.whole):
-        return f"a in a fragment is of 16 bits, whole and not transposed, it is {gemm.a} of {dtype}"
+    if gemm.a.tile.scope == "fragment" and (gemm.transpose_a or takes.pack == 1 or not gemm.a.whole):
+        return f"a in a fragment is of 16 or 8 bits, whole and not transposed, it is {gemm.a} of {dtype}"
     if not gemm.c.whole:
         return f"c is a whole fragment, it is {gemm.c}"
     if not _lies(n, gemm.transpose_b):
@@ -116,28 +121,30 @@ def _lies(columns: int, along_k: bool) -> bool:
     return along_k or columns <= COLUMNS or columns % COLUMNS == 0
 
 
-def accumulator(rows: int, columns: int, warpgroups: int, across: int = 1) -> Layout:
+def accumulator(rows: int, columns: int, warpgroups: int, across: int = 1, pack: int = 2) -> Layout:
     """Where an accumulator's elements are, over threads ``tx`` and registers ``m``; also a 16-bit left operand's.
+
+    A thread has `pack` neighbours of a row together.
 
     `across` neighbouring warpgroups share columns, so that each holds ``across * rows / warpgroups`` consecutive rows
     and ``columns / across`` consecutive columns.
     """
     groups, share = warpgroups // across, columns // across
-    extents = f"{share // 8}" if across == 1 else f"{across}, {share // 8}"
-    strides = "4" if across == 1 else f"{WARPGROUP}@tx, 4"
+    extents = f"{share // (4 * pack)}" if across == 1 else f"{across}, {share // (4 * pack)}"
+    strides = f"{2 * pack}" if across == 1 else f"{WARPGROUP}@tx, {2 * pack}"
     text = (
-        f"S[({groups}, {rows // groups // ROWS}, 4, 2, 8, {extents}, 4, 2) : "
-        f"({across * WARPGROUP}@tx, {share // 2}, 32@tx, 2, 4@tx, {strides}, 1@tx, 1)]"
+        f"S[({groups}, {rows // groups // ROWS}, 4, 2, 8, {extents}, 4, {pack}) : "
+        f"({across * WARPGROUP}@tx, {share // 2}, 32@tx, {pack}, 4@tx, {strides}, 1@tx, 1)]"
     )
     layout = Layout.parse(text)
     assert isinstance(layout, Layout)
     return layout
 
 
-def warpgroup_fragment(rows: int, columns: int) -> Any:
+def warpgroup_fragment(rows: int, columns: int, pack: int = 2) -> Any:
     """The part of `accumulator` that one warpgroup holds, `rows` of it, as upstream's layout."""
-    extents = [rows // ROWS, 4, 2, 8, columns // 8, 4, 2]
-    strides = [(columns // 2, False), (32, True), (2, False), (4, True), (4, False), (1, True), (1, False)]
+    extents = [rows // ROWS, 4, 2, 8, columns // (4 * pack), 4, pack]
+    strides = [(columns // 2, False), (32, True), (pack, False), (4, True), (2 * pack, False), (1, True), (1, False)]
     first = 0 if rows > ROWS else 1
     return _tvm.warpgroup_layout(extents[first:], strides[first:])
 
@@ -179,11 +186,14 @@ def _shared_operand(region: Any, transposed: bool) -> Callable[[int, int], list[
 
 
 def _register_operand(region: Any, rows: int, depth: int) -> Callable[[int, int], list[Any]]:
-    """(row, k) -> the four 32-bit registers of a 64 x 16 left operand held as `warpgroup_fragment`."""
-    if not tvm_ffi.structural_equal(region.source.layout, warpgroup_fragment(rows, depth)):
+    """(row, k) -> the four 32-bit registers of an instruction's left operand, held as `warpgroup_fragment`."""
+    takes = OPERANDS[str(region.source.dtype)]
+    if not tvm_ffi.structural_equal(region.source.layout, warpgroup_fragment(rows, depth, takes.pack)):
         raise ValueError(f"wgmma: operand {region.source.name} lies as {region.source.layout}, not as its registers")
     words = region.source.local(rows * depth // WARPGROUP).view("uint32")
-    return lambda row, k: [words[row // ROWS * (depth // 4) + k // 4 + i] for i in range(4)]
+    return lambda row, k: [
+        words[row // ROWS * (depth // (2 * takes.pack)) + k // takes.depth * 4 + i] for i in range(4)
+    ]
 
 
 def _has_wgmma(target: Target) -> bool:

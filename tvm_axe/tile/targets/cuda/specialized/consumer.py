@@ -48,7 +48,7 @@ class Consumer:
     cursors : dict from CircularBuffer to Cursor
         Its place in each circular buffer.
     registers : dict from Tile
-        Fragments that lie as wgmma's accumulators, as upstream's primitives take them.
+        Fragments that lie as wgmma's accumulators and left operands, as upstream's primitives take them.
     emitter : Emitter
         What emits the nodes that threads do by themselves.
     """
@@ -66,9 +66,10 @@ class Consumer:
         storages: dict[Tile, Registers | Memory] = {**tensors(plan.program)}
         for tile, inferred in plan.fragments.items():
             fragment = FragmentLayout(inferred.layout, inferred.shape, plan.threads)
-            if len(tile.shape) == 2 and self.is_accumulator(tile):
+            pack = self.pack(tile) if len(tile.shape) == 2 else None
+            if pack is not None:
                 rows, columns = tile.shape[0] // plan.down, tile.shape[1] // plan.across
-                held = wgmma.warpgroup_fragment(rows, columns)
+                held = wgmma.warpgroup_fragment(rows, columns, pack)
                 self.registers[tile] = T.alloc_buffer((rows, columns), tile.dtype, scope="local", layout=held)
                 flat = self.registers[tile].local(fragment.registers)
             else:
@@ -97,18 +98,24 @@ class Consumer:
         self.analyzer = sym.Analyzer()
         self.emitter = Emitter(threads, storages, self.analyzer, self.scratch)
 
-    def is_accumulator(self, tile: Tile) -> bool:
+    def pack(self, tile: Tile) -> int | None:
+        """How many neighbours a thread has of a fragment that lies as wgmma's; None of one that lies otherwise."""
         (rows, columns), plan = tma.matrix(tile), self.plan
-        if rows % (plan.down * wgmma.ROWS) or columns % (plan.across * 8):
-            return False
-        return plan.fragments[tile].layout == wgmma.accumulator(rows, columns, plan.warpgroups, plan.across)
+        for pack in (2, 4):
+            if rows % (plan.down * wgmma.ROWS) == 0 and columns % (plan.across * 4 * pack) == 0:
+                layout = wgmma.accumulator(rows, columns, plan.warpgroups, plan.across, pack)
+                if plan.fragments[tile].layout == layout:
+                    return pack
+        return None
 
     def is_cast(self, node: Copy) -> bool:
         """Whether a copy between accumulators only rounds, which is done two registers at a time."""
         if not (node.src.whole and node.dst.whole):
             return False
         src, dst = node.src.tile, node.dst.tile
-        return src in self.registers and dst in self.registers and src.dtype != dst.dtype
+        if src not in self.registers or dst not in self.registers or src.dtype == dst.dtype:
+            return False
+        return self.plan.fragments[src].layout == self.plan.fragments[dst].layout
 
     def scratch(self, dtype: str, size: int) -> Any:
         """Shared memory for an exchange between consumers."""

@@ -283,7 +283,8 @@ def _fragments(program: TileProgram, warpgroups: int, across: int, decisions: De
         if isinstance(node, Gemm):
             for tile, role in ((node.c.tile, "accumulator"), (node.a.tile, "left operand")):
                 if tile.scope == "fragment":
-                    layout = wgmma.accumulator(*tma.matrix(tile), warpgroups, across)
+                    pack = wgmma.OPERANDS[tile.dtype].pack if tile is node.a.tile else 2
+                    layout = wgmma.accumulator(*tma.matrix(tile), warpgroups, across, pack)
                     if tile.layout is not None and not same_layout(tile.layout, layout):
                         raise TileError(
                             f"{tile} is annotated with {tile.layout}; {role} of {node}, by wgmma, it lies as {layout}"

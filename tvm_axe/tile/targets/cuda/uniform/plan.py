@@ -169,7 +169,7 @@ def _products(
         decisions.add(gemm, f"{warps.rows} x {warps.columns} warps", "along rows alone" if chained else "nearly square")
         demands = {gemm.c.tile: mma.accumulator(m, n, warps)}
         if gemm.a.tile.scope != "shared":
-            demands[gemm.a.tile] = mma.left_operand(m, k, warps)
+            demands[gemm.a.tile] = mma.left_operand(m, k, warps, gemm.a.tile.dtype)
         for tile, layout in demands.items():
             held = fixed.setdefault(tile, LayoutChoice(layout, tile.shape, f"{gemm}, by mma"))
             if held.layout != layout:
