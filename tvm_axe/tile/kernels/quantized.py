@@ -140,7 +140,7 @@ def w4a8_matmul(
                     tile.copy(points[l * block_k // group, j * block_n], point)
                 tile.copy(A[i * block_m, l * block_k], a)
                 with tile.parallel(block_n, block_k) as (y, x):
-                    zero = T.meta_var(T.cast(point[y], "int32") if zeros else T.int32(middle))
+                    zero = T.meta_var(T.bitwise_and(T.cast(point[y], "int32"), 15) if zeros else T.int32(middle))
                     b[y, x] = T.cast(code_of(raw[y, x // 2], x) - zero, dtype)
                 tile.gemm(b, a, part, transpose_b=True, accumulate=whole)
                 if not whole:

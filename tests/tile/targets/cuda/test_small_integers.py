@@ -60,14 +60,14 @@ def test_they_are_the_same_numbers(dtype):
 def pairs(value, columns=2, dtype="bfloat16"):
     """The lowered program that decodes a left operand, of which a thread has neighbours along k."""
 
+    total = "int32" if dtype == "int8" else "float32"
+
     @T.prim_func
-    def func(
-        A: T.Buffer((64, 128 // columns), "uint8"), B: T.Buffer((64, 128), dtype), C: T.Buffer((64, 64), "float32")
-    ):
+    def func(A: T.Buffer((64, 128 // columns), "uint8"), B: T.Buffer((64, 128), dtype), C: T.Buffer((64, 64), total)):
         with tile.kernel(1):
             raw = tile.shared((64, 128 // columns), "uint8")
             a, b = tile.fragment((64, 128), dtype), tile.shared((64, 128), dtype)
-            c = tile.fragment((64, 64), "float32")
+            c = tile.fragment((64, 64), total)
             tile.copy(A[0, 0], raw)
             tile.copy(B[0, 0], b)
             tile.fill(c, 0)
@@ -110,12 +110,68 @@ def test_the_bits_of_a_pair(least, less):
     word = small_integers._word(*map(small_integers._codes, numbers), sym.Analyzer())
     evaluated = Evaluator({byte: np.arange(256)[:, None], zero: np.arange(256)[None]})
     lower, upper = map(evaluated, numbers)
-    if isinstance(word, ir.Call):  # a device function: the bits of a mask, and others
-        mask, others = (int(text, 16) for text in re.findall(r"axe_bits_(\w+)_(\w+)", str(word))[0])
-        found = evaluated(word.args[1]) & mask | others
+    np.testing.assert_array_equal(of_pair(word, evaluated), lower + (upper << 16))
+
+
+def of_pair(word, evaluated):
+    """What a pair is: of a device function the bits of a mask, and others."""
+    if not isinstance(word, ir.Call):
+        return evaluated(word)
+    mask, others = (int(text, 16) for text in re.findall(r"axe_bits_(\w+)_(\w+)", str(word))[0])
+    return evaluated(word.args[1]) & mask | others
+
+
+@pytest.mark.parametrize(
+    "value, columns, four",
+    [
+        (lambda byte, j: (byte >> (j % 2 * 4) & 15) - 8, 2, True),
+        (lambda byte, j: (byte >> (j % 2 * 4) & 15) + 100, 2, True),
+        (lambda byte, j: (byte >> (j % 2 * 4) & 7) - 4, 2, False),  # a float may be
+        (lambda byte, j: (byte >> (j % 2 * 4) & 15) + (byte & 3), 2, False),
+        (lambda byte, j: (byte >> (j % 2 * 4) & 15) - j % 2, 2, False),  # the second of each has less
+        (lambda byte, j: (byte >> (j % 4 * 2) & 3) - 2, 4, False),
+        (lambda byte, j: (byte & 15) - 8, 1, False),
+    ],
+)
+def test_which_codes_are_made_in_quads(value, columns, four):
+    assert ("axe_in_place" in pairs(value, columns, "int8")) == four
+
+
+def test_integers_that_wrap_are_made_by_themselves():
+    assert "axe_in_place" not in pairs(lambda byte, j: (byte >> (j % 2 * 4) & 15) + 113, 2, "int8")
+    assert "axe_in_place" not in pairs(lambda byte, j: (byte >> (j % 2 * 4) & 15) - 128, 2, "int8")
+
+
+@pytest.mark.parametrize(
+    "dtype, name", [("float8_e4m3fn", "axe_e4m3_less_1032"), ("float8_e5m2", "axe_e5m2_less_1032")]
+)
+def test_floats_of_eight_bits_are_made_in_quads(dtype, name):
+    assert name in pairs(lambda byte, j: (byte >> (j % 2 * 4) & 15) - 8, 2, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("less", [0, 8, None])
+def test_the_bits_of_a_quad(dtype, less):
+    """Of all pairs of bytes, less a number or what a variable has of 0 to 15."""
+    first, second, zero = (tirx.Var(name, "uint8") for name in ("first", "second", "zero"))
+    taken = tirx.Cast("int32", zero) & 15 if less is None else less
+    codes = [
+        tirx.Cast("int32", byte) >> tirx.const(shift, "int32") & 15 for byte in (first, second) for shift in (0, 4)
+    ]
+    word = small_integers._quad(dtype, [code - taken for code in codes], sym.Analyzer())
+    every = np.arange(256)
+    evaluated = Evaluator({first: every[:, None, None], second: every[None, :, None], zero: np.arange(16)})
+    numbers = [evaluated(code - taken) for code in codes]
+    shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
+    expected = np.stack([np.broadcast_to(number, shape) for number in numbers], axis=-1)
+    if dtype == "int8":
+        found = np.ascontiguousarray(evaluated(word.args[1]).astype("uint32"))[..., None].view("int8")
     else:
-        found = evaluated(word)
-    np.testing.assert_array_equal(found, lower + (upper << 16))
+        (unit,) = {*re.findall(r"axe_e4m3_less_(\d+)", str(word))}
+        both = [of_pair(each, evaluated).astype("uint32")[..., None].view("float16") for each in word.args[1:3]]
+        both = [np.broadcast_to(each, (*shape, 2)) for each in both]
+        found = (np.concatenate(both, axis=-1) - np.float16(int(unit))).astype(np.dtype(dtype)).astype("int64")
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.gpu

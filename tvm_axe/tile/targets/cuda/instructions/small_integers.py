@@ -14,7 +14,17 @@ Codes of some bits that lie side by side in an integer are added to two floats a
 >>> hex(both + ((byte | byte << 12) & 0x000F000F))
 '0x640a6407'
 
-Source: Kim et al., "Who says elephants can't run", 2022, section 3.3, for weights of 4 and 8 bits.
+Of 8 bits a register has four. The codes of two bytes are spread over it, and what is taken from each is taken from all
+at once: none borrows from its neighbour, since 128 was added to it. For floats of 8 bits two registers of float16 are
+made as above, and rounded.
+
+>>> bytes_, zero = 0x5C | 0xA7 << 16, 9
+>>> word = (((bytes_ | bytes_ << 4) & 0x0F0F0F0F) + 0x80808080 - zero * 0x01010101) ^ 0x80808080
+>>> [int(number) for number in np.array([word], "uint32").view("int8")]
+[3, -4, -2, 1]
+
+Source: Kim et al., "Who says elephants can't run", 2022, section 3.3, for weights of 4 and 8 bits; Lin et al., "QServe:
+W4A8KV4 Quantization and System Co-design for Efficient LLM Serving", 2024, section 5, for four in a register.
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import tvm_ffi
 from tvm import sym, tirx
 
@@ -36,6 +47,12 @@ _HALF = 16
 """The bits of each of two floats in a register."""
 
 _HALVES = ("lower", "upper")
+
+_EIGHT_BITS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+"""Floats of 8 bits by their names in PTX."""
+
+_NIBBLE, _SIGN, _EACH = 15, 128, 0x01010101
+"""The mask of four bits, the sign of a byte, and a one in each byte of a register."""
 
 
 def _half(both: tirx.Expr, half: str) -> tirx.Expr:
@@ -84,22 +101,15 @@ def decoded(func: tirx.PrimFunc) -> tirx.PrimFunc:
         number = analyzer.simplify(value + (bits - low)).astype("uint16")
         return tirx.reinterpret(target, number) - tirx.const(unit - low, target)
 
-    body = _tvm.structural_map(func.body, (tirx.Cast, on_cast))
+    body = _tvm.structural_map(func.body, (tirx.For, lambda loop: _in_quads(loop, analyzer)))
+    body = _tvm.structural_map(body, (tirx.Cast, on_cast))
     return func.with_body(_tvm.structural_map(body, (tirx.For, lambda loop: _in_pairs(loop, analyzer))))
 
 
 def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
     """The loop; one that stores two neighbours of the same bytes has their bits made at once, in front of it."""
     store = loop.body
-    if (
-        loop.kind != tirx.ForKind.UNROLLED
-        or not isinstance(loop.extent, tirx.IntImm)
-        or int(loop.extent) != 2
-        or not isinstance(loop.min, tirx.IntImm)
-        or int(loop.min) != 0
-        or not isinstance(store, tirx.BufferStore)
-        or any(load.source.data.same_as(store.buffer.data) for load in loads_in(store.value))
-    ):
+    if not _is_twice(loop) or not _is_apart(store):
         return loop
     words: list[tirx.Bind] = []
     halves: dict[tirx.Expr, tirx.Var] = {}
@@ -129,6 +139,114 @@ def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
         value = _tvm.structural_map(store.value, (tirx.Cast, half))
         stores.append(substitute(tirx.BufferStore(store.buffer, value, store.indices), {loop.loop_var: at}))
     return tirx.SeqStmt([*words, *stores])
+
+
+def _is_twice(loop: tirx.Stmt) -> bool:
+    """Whether it is a loop of two steps, which are unrolled."""
+    return (
+        isinstance(loop, tirx.For)
+        and loop.kind == tirx.ForKind.UNROLLED
+        and isinstance(loop.extent, tirx.IntImm)
+        and isinstance(loop.min, tirx.IntImm)
+        and (int(loop.min), int(loop.extent)) == (0, 2)
+    )
+
+
+def _is_apart(store: tirx.Stmt) -> bool:
+    """Whether it stores what isn't made of what it stores to."""
+    return isinstance(store, tirx.BufferStore) and not any(
+        load.source.data.same_as(store.buffer.data) for load in loads_in(store.value)
+    )
+
+
+def _in_quads(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
+    """The loop; two that store four neighbours, codes of two bytes as numbers of 8 bits, do so at once."""
+    inner = loop.body
+    if not _is_twice(loop) or not _is_twice(inner) or not _is_apart(inner.body):
+        return loop
+    store, cast = inner.body, inner.body.value
+    if not isinstance(cast, tirx.Cast) or str(cast.value.ty) != "int32" or len(store.indices) != 1:
+        return loop
+    if store.buffer.scope() != "local":
+        return loop  # which alone is aligned for four at once
+    places = [
+        {each.loop_var: tirx.const(step, each.loop_var.ty) for each, step in ((loop, i), (inner, j))}
+        for i in range(2)
+        for j in range(2)
+    ]
+    first, *others = (substitute(store.indices[0], at) for at in places)
+    if any(not analyzer.can_prove_equal(other, first + n) for n, other in enumerate(others, 1)):
+        return loop
+    if not analyzer.can_prove_equal(first % 4, 0):
+        return loop
+    dtype = str(cast.ty)
+    word = _quad(dtype, [analyzer.simplify(substitute(cast.value, at)) for at in places], analyzer)
+    if word is None:
+        return loop
+    return tirx.BufferStore(store.buffer, tirx.reinterpret(f"{dtype}x4", word), [tirx.Ramp(first, 1, 4)])
+
+
+def _quad(dtype: str, numbers: list[tirx.Expr], analyzer: sym.Analyzer) -> tirx.Expr | None:
+    """Four numbers of 8 bits in a uint32, the first in its lowest; None if they aren't codes of two bytes."""
+    bounds = [analyzer.const_int_bound(number) for number in numbers]
+    low, high = min(int(bound.min_value) for bound in bounds), max(int(bound.max_value) for bound in bounds)
+    if dtype == "int8" and low > -_SIGN and high < _SIGN:
+        word = _quad_of_integers([_codes(number) for number in numbers], analyzer)
+        return None if word is None else _in_place(word)
+    bits, unit = UNITS["float16"]
+    if dtype not in _EIGHT_BITS or high - low >= unit or not 0 <= unit - low <= 2 * unit:
+        return None
+    codes = [_codes(analyzer.simplify(number + (bits - low))) for number in numbers]
+    lower, upper = _word(codes[0], codes[1], analyzer), _word(codes[2], codes[3], analyzer)
+    return None if lower is None or upper is None else _rounded(lower, upper, unit - low, _EIGHT_BITS[dtype])
+
+
+def _quad_of_integers(codes: list[_Codes | None], analyzer: sym.Analyzer) -> tirx.Expr | None:
+    """Four codes of two bytes, and what is the same for all, in a byte each; None if they aren't such."""
+    known = [code for code in codes if code is not None]
+    if [(code.shift, code.mask) for code in known] != 2 * [(0, _NIBBLE), (4, _NIBBLE)]:
+        return None
+    rest, sources = [code.rest for code in known], [code.source for code in known]
+    if any(not alike([sources[n], rest[0]], [sources[n + 1], rest[n + 1]]) for n in (0, 2)):
+        return None
+    if not alike([rest[0]], [rest[2]]) or any(
+        not _fits(analyzer.const_int_bound(source), 1 << 8) for source in sources
+    ):
+        return None
+    word = (sources[0] + sources[2] * (1 << _HALF)).astype("uint32")
+    bits = tirx.bitwise_and(tirx.bitwise_or(word, word << 4), tirx.const(_NIBBLE * _EACH, "uint32"))
+    taken = analyzer.simplify(rest[0] * _EACH)
+    if isinstance(taken, tirx.IntImm):
+        taken = tirx.const(int(taken) % (1 << 32), "uint32")
+    signs = tirx.const(_SIGN * _EACH, "uint32")
+    return tirx.bitwise_xor(bits + (taken.astype("uint32") + signs), signs)
+
+
+def _in_place(word: tirx.Expr) -> tirx.Expr:
+    """The word, made where it stands: nvcc moves plain arithmetic behind the fence in front of the products of it."""
+    code = """
+__device__ __forceinline__ unsigned int axe_in_place(unsigned int word) {
+  asm volatile("" : "+r"(word));
+  return word;
+}
+"""
+    return _tvm.device_call("axe_in_place", word, code=code, gives="uint32")
+
+
+def _rounded(lower: tirx.Expr, upper: tirx.Expr, unit: int, ptx: str) -> tirx.Expr:
+    """Four float16 in two registers, less `unit`, which is exact, as floats of 8 bits in one."""
+    name = f"axe_{ptx}_less_{unit}"
+    both = int(np.array([unit, unit], "float16").view("uint32")[0])
+    code = f"""
+__device__ __forceinline__ unsigned int {name}(int lower, int upper) {{
+  unsigned int word;
+  asm("{{.reg .b32 l, u; .reg .b16 x, y; sub.rn.f16x2 l, %1, %3; sub.rn.f16x2 u, %2, %3; "
+      "cvt.rn.satfinite.{ptx}x2.f16x2 x, l; cvt.rn.satfinite.{ptx}x2.f16x2 y, u; mov.b32 %0, {{x, y}};}}"
+      : "=r"(word) : "r"(lower), "r"(upper), "r"({both:#x}));
+  return word;
+}}
+"""
+    return _tvm.device_call(name, lower, upper, code=code, gives="uint32")
 
 
 def _fits(bound: sym.ConstIntBound, end: int) -> bool:
