@@ -171,7 +171,7 @@ class _Product:
         stored = self.emitter.storages[self.gemm.a.tile]
         if isinstance(stored, Registers):
             packed = stored.buffer.view("uint32")
-            base = (i * (self.depth // self.instruction.depth) + k) * 4  # an instruction takes four words
+            base = i * (self.depth // self.instruction.depth * 4) + k * 4  # an instruction takes four words
             for r in range(4):
                 T.buffer_store(words, packed[base + r], [i * 4 + r])
             return
