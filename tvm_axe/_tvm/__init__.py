@@ -40,6 +40,7 @@ from tvm_axe._tvm.relax import (
     with_kernels_built,
     without_layouts_of_unknown_extents,
 )
+from tvm_axe._tvm.renormalizing import keep_remainders
 from tvm_axe._tvm.rocm import build_rocm, intrinsic_name
 from tvm_axe._tvm.rpc import (
     RpcTracker,
@@ -187,4 +188,5 @@ __all__ = [
 
 keep_sums()
 keep_lanes()
+keep_remainders()
 keep_stacks_short()

@@ -72,8 +72,12 @@ def _by_positive(division: tirx.FloorDiv | tirx.FloorMod | tirx.Div | tirx.Mod) 
         return tirx.Mod(a, divisor)
     if kind is tirx.Div:
         return tirx.Sub(zero, tirx.Div(a, divisor))
-    made = kind(tirx.Sub(zero, a), divisor)
-    return made if kind is tirx.FloorDiv else tirx.Sub(zero, made)
+    # What is divided isn't negated: the least number of a type has no opposite.
+    rest = tirx.FloorMod(a, divisor)
+    if kind is tirx.FloorMod:
+        return tirx.Select(tirx.EQ(rest, zero), zero, tirx.Sub(rest, divisor))
+    beyond = tirx.Select(tirx.EQ(rest, zero), zero, tirx.const(1, str(a.ty)))
+    return tirx.Sub(tirx.Sub(zero, tirx.FloorDiv(a, divisor)), beyond)
 
 
 def truncated(body: tirx.Stmt) -> tirx.Stmt:
