@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import tvm
+from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.machines.maxima import PLAIN
@@ -62,3 +63,43 @@ def test_a_difference_from_itself_is_zero_of_numbers(loop: str) -> None:
     tvm.compile(func, "llvm", tir_pipeline=PIPELINE)["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y), z)
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(z.numpy()[0], x * y - x * y)
+
+
+WITH_ZERO = {
+    "sum": lambda x, zero: tirx.Add(x, zero),
+    "sum of": lambda x, zero: tirx.Add(zero, x),
+    "difference": lambda x, zero: tirx.Sub(x, zero),
+    "difference from": lambda x, zero: tirx.Sub(zero, x),
+    "product": lambda x, zero: tirx.Mul(x, zero),
+    "product of": lambda x, zero: tirx.Mul(zero, x),
+    "quotient": lambda x, zero: tirx.Div(x, zero),
+    "quotient of": lambda x, zero: tirx.Div(zero, x),
+}
+"""What passes make of values that turn out to be zero; what is written so is folded when it is written."""
+OF_NUMPY = {"sum": np.add, "difference": np.subtract, "product": np.multiply, "quotient": np.divide}
+
+
+@pytest.mark.parametrize("pipeline", [PLAIN, PIPELINE])
+@pytest.mark.parametrize("kind", [tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_what_is_computed_with_zero(dtype: str, kind: int, pipeline: str) -> None:
+    """NaN, infinities and signs are those of IEEE 754."""
+    cases = [(name, zero) for name in WITH_ZERO for zero in (0.0, -0.0)]
+    given = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 2.5])
+    x, z = tirx.decl_buffer((8,), dtype, "x"), tirx.decl_buffer((len(cases), 8), dtype, "z")
+    i = tirx.Var("i", "int32")
+    stores = [
+        tirx.BufferStore(z, WITH_ZERO[name](x[i], tirx.const(zero, dtype)), [n, i])
+        for n, (name, zero) in enumerate(cases)
+    ]
+    func = tirx.PrimFunc([x, z], tirx.For(i, 0, 8, kind, tirx.SeqStmt(stores)))
+    func = func.with_attrs({"global_symbol": "main", "s_tir": True})
+    found = tvm.runtime.tensor(np.full((len(cases), 8), 7, dtype))
+    tvm.compile(func, "llvm", tir_pipeline=pipeline)["main"](tvm.runtime.tensor(given.astype(dtype)), found)
+    for (name, zero), row in zip(cases, found.numpy().astype("float64"), strict=True):
+        operands = (zero, given) if name.split()[-1] in ("of", "from") else (given, zero)
+        with np.errstate(all="ignore"):
+            wanted = OF_NUMPY[name.split()[0]](*operands)
+        np.testing.assert_array_equal(row, wanted, err_msg=f"{name} {zero}")
+        number = ~np.isnan(wanted)
+        np.testing.assert_array_equal(np.signbit(row[number]), np.signbit(wanted[number]), err_msg=f"{name} {zero}")

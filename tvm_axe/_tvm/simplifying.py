@@ -18,7 +18,8 @@ def kept_values() -> ir.transform.Pass:
 
     It takes all floats for finite numbers: one for equal to itself, its difference from itself for zero, and what isn't
     less than another for what is greater or equal. So what is compared with itself is asked whether it is NaN, what is
-    negated is compared with zero, as a number, and such a difference is chosen. And it takes remainders of negative
+    negated is compared with zero, as a number, and such a difference is chosen. What is computed with a zero it takes
+    for that zero or for the other operand; so the zero is written by its bits. And it takes remainders of negative
     divisors for positive. So divisors that are known are positive.
     """
 
@@ -38,7 +39,7 @@ def kept_values() -> ir.transform.Pass:
 
     def nothing(difference: tirx.Sub) -> tirx.Expr:
         if not _are_one(difference):
-            return difference
+            return _with_hidden_zero(difference)
         a, dtype = difference.a, str(difference.ty)
         low, high = (tirx.const(bound, dtype) for bound in (-math.inf, math.inf))
         finite = tirx.And(tirx.LT(low, a), tirx.LT(a, high))
@@ -48,6 +49,7 @@ def kept_values() -> ir.transform.Pass:
         ((tirx.EQ, tirx.NE), itself),
         (tirx.Not, negated),
         (tirx.Sub, nothing),
+        ((tirx.Add, tirx.Mul), _with_hidden_zero),
         ((tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod), _by_positive),
     )
     return body_pass("KeptValues", lambda body: structural_map(body, rules))
@@ -62,9 +64,30 @@ _COMPUTED = ("float16", "bfloat16", "float32", "float64")  # of 8 bits they are 
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
+def _with_hidden_zero(pair: tirx.Add | tirx.Sub | tirx.Mul | tirx.Div) -> tirx.Expr:
+    """The same of floats, with zeros that upstream doesn't see, but for those that change nothing of a sum."""
+    kind, dtype = type(pair), str(pair.a.ty)
+    if dtype not in _COMPUTED:
+        return pair
+    nothing = {tirx.Add: -1.0, tirx.Sub: 1.0}.get(kind)
+
+    def hidden(operand: tirx.Expr) -> tirx.Expr:
+        if not isinstance(operand, tirx.FloatImm) or float(operand) != 0 or math.copysign(1, float(operand)) == nothing:
+            return operand
+        bits = 8 * np.dtype(dtype).itemsize
+        negative = tirx.reinterpret(dtype, tirx.const(1 << (bits - 1), f"uint{bits}"))
+        # Upstream makes no code of the positive one's bits; it is the negative one's square.
+        return negative if math.copysign(1, float(operand)) < 0 else tirx.Mul(negative, negative)
+
+    a, b = hidden(pair.a), hidden(pair.b)
+    return pair if a.same_as(pair.a) and b.same_as(pair.b) else kind(a, b)
+
+
 def _by_positive(division: tirx.FloorDiv | tirx.FloorMod | tirx.Div | tirx.Mod) -> tirx.Expr:
     """The same division of integers, by a positive number if it is by a negative one that is known."""
     kind, a, b = type(division), division.a, division.b
+    if kind is tirx.Div and _is_float(a):
+        return _with_hidden_zero(division)
     if not isinstance(b, tirx.IntImm) or int(b) >= 0 or int(b) == int(tirx.min_value(str(b.ty)).value):
         return division
     zero, divisor = tirx.const(0, str(a.ty)), tirx.const(-int(b), str(b.ty))
