@@ -50,6 +50,18 @@ def asked(x: Any, y: Any) -> Any:
     return (*truths, *named, *chosen, x - x, x * 0.0, 0.0 * x + y, F.softshrink(x), F.hardshrink(x), x / x)
 
 
+def divided(x: Any, y: Any) -> Any:
+    """Divisions without fractions, by infinities and zeros, too, and whatever else."""
+    tensors = (torch.remainder(x, y), torch.floor_divide(x, y), torch.fmod(x, y), x % x, x // x)
+    infinite = (x % torch.inf, x % -torch.inf, torch.fmod(x, torch.inf), torch.inf % x)
+    return (*tensors, *infinite, x % 3.0, x % -3.0, 7.0 % x, x / 0.0)
+
+
+def with_zero(x: Any, y: Any) -> Any:
+    products = (x * 0.0, -0.0 * x, 0.0 / x, -0.0 / x, torch.zeros_like(x) / x, torch.zeros_like(x) * x)
+    return (*products, x + 0.0, 0.0 + x, x - (-0.0), x - 0.0, 0.0 - x, x + (-0.0), x + torch.zeros_like(x))
+
+
 def of_rows(x: Any) -> Any:
     plain = (x.amax(-1), x.amin(-1), x.amax(0), x.amax(), x.max(-1).values, x.min(-1).values)
     return (*plain, torch.relu(x).amax(-1), torch.relu(x).sum(-1), x.clamp(-2, 2).amin(0), torch.softmax(x, -1))
@@ -93,6 +105,28 @@ def test_questions(dtype: str, extent: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("function", [divided, with_zero])
+def test_signs(function: Any, dtype: str) -> None:
+    """Of every pair of some numbers; zeros have PyTorch's sign, too."""
+    some = [0, -0.0, 1, -1, 2.5, -2.5, torch.inf, -torch.inf, torch.nan, 7, -7, 3, -3, 0.125, -0.1, 1000.25]
+    x, y = torch.meshgrid(2 * [torch.tensor(some, dtype=getattr(torch, dtype))], indexing="ij")
+    given = (x.contiguous(), y.contiguous())
+    found, wanted = axe.compile(imported(function, *given), work_dir=None)(*given), function(*given)
+    same(found, wanted, CLOSE[dtype] if dtype in ("float16", "bfloat16") else 0)
+    for n, (one, other) in enumerate(zip(found, wanted)):
+        number = ~torch.isnan(other)
+        negative = torch.signbit(torch.as_tensor(one).double())
+        assert torch.equal(negative[number], torch.signbit(other)[number]), f"result {n}"
+
+
+def test_divisions_of_integers() -> None:
+    x = torch.tensor([7, -7, 9, 0], dtype=torch.int32)
+    exe = axe.compile(imported(lambda x: (x % 4, x // 4, x % -4, x // -4, x % 2.5, x * 0, x + 0), x), work_dir=None)
+    for one, other in zip(exe(x), (x % 4, x // 4, x % -4, x // -4, x % 2.5, x * 0, x + 0), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), other.numpy())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(3, 1), (4, 7), (3, 64), (4, 1003)])
 def test_reductions(dtype: str, shape: tuple[int, int]) -> None:
     """Of rows with and without NaN."""
@@ -131,6 +165,42 @@ def test_order(dtype: str) -> None:
         return (*both[0], *both[1], torch.argsort(x, dim=0, stable=True), torch.sort(x)[0], x.kthvalue(3)[0])
 
     check(ordered, drawn((5, 67), dtype, share=3))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(6, 5), (5, 8), (4, 67)])
+def test_selected(dtype: str, shape: tuple[int, int]) -> None:
+    """The largest few, NaN among them, and the middle one; which place one of several equals has is open."""
+
+    def selected(x: Any) -> Any:
+        few = (torch.topk(x, 3, dim), torch.topk(x, 2, dim, largest=False), torch.median(x, dim, keepdim=True))
+        return (*(each for found in few for each in found), torch.median(x), x[0, :4].median())
+
+    x = drawn(shape, dtype, share=3)
+    x[-1] = drawn(shape[-1:], dtype, 1).nan_to_num(1.0)
+    x[0], x[0, 2:4] = 1.0, torch.nan
+    for dim in (-1, 0):
+        found, wanted = axe.compile(imported(selected, x), work_dir=None)(x), selected(x)
+        same([found[n] for n in (0, 2, 4, 6, 7)], [wanted[n] for n in (0, 2, 4, 6, 7)], 0)
+        for values, places in ((0, 1), (2, 3), (4, 5)):
+            same(torch.take_along_dim(x, torch.as_tensor(found[places]), dim), wanted[values], 0)
+            assert all(len(row) == len(set(row.tolist())) for row in torch.as_tensor(found[places]).movedim(dim, -1))
+        first = torch.isnan(x).to(torch.int8).argmax(dim, keepdim=True)
+        is_none = torch.isnan(x).any(dim, keepdim=True)
+        assert torch.equal(torch.as_tensor(found[5])[is_none], first[is_none])
+
+
+def test_the_middle_of_any_rows() -> None:
+    x, rows = drawn((6, 33), "float32", share=40), torch.export.Dim("rows")
+
+    def middle(x: Any) -> Any:
+        return x.median(0).values, x.median(-1).values
+
+    program = torch.export.export(Called(middle), (x,), dynamic_shapes=(({0: rows},),))
+    exe = axe.compile(from_exported_program(program, custom_convert_map=torch_converters()), work_dir=None)
+    for count in (1, 6, 50):
+        x = drawn((count, 33), "float32", count, share=40)
+        same(exe(x), middle(x), 0)
 
 
 def places(x: Any) -> Any:
@@ -182,7 +252,8 @@ class Shared(nn.Module):
         y = self.down(F.relu(self.up(x)))
         found = self.up(x)
         placed = (found.argmax(-1), found.argmin(0), y.argmax(-1))
-        return y.clamp(-1, 1), y.amax(-1), y.amax(0), found.amax(-1), found.amin(), torch.softmax(y, -1), *placed
+        few = (y.median(-1).values, found.topk(3, -1).values, torch.floor(y) % torch.inf, 0.0 / y, y * 0.0 + 0.0)
+        return y.clamp(-1, 1), y.amax(-1), y.amax(0), found.amax(-1), found.amin(), torch.softmax(y, -1), *placed, *few
 
 
 @torch.no_grad()

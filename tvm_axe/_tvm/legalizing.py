@@ -17,6 +17,9 @@ _WIDE = "float32"
 _TRUTH_VALUES = {
     "add": topi.logical_or, "maximum": topi.logical_or, "multiply": topi.logical_and, "minimum": topi.logical_and,
 }  # fmt: skip
+_WITH_ZERO = {
+    "add": topi.add, "divide": topi.divide, "multiply": topi.multiply, "subtract": topi.subtract,
+}  # fmt: skip
 _COMPARED = {
     "equal": topi.equal, "not_equal": topi.not_equal, "less": topi.less, "less_equal": topi.less_equal,
     "greater": topi.greater, "greater_equal": topi.greater_equal,
@@ -29,7 +32,9 @@ def legalize_ops() -> ir.transform.Pass:
     Its `topi.full` asks a type whether it has "float" in it, as if it were text, and fails where an array is filled
     with an infinity, as causal masks are. Of `log_add_exp` it adds the exponentials, which are infinite above 88. For
     the sinh and cosh of vectors it has no code on a CPU, and none for truth values that are added, multiplied or
-    compared, as masks are. A product by zero it takes for zero, of infinities too.
+    compared, as masks are. A product by zero it takes for zero, of infinities too, and so a quotient of zero; the
+    remainders of its divisions of floats have the other sign where the quotient is rounded, and none where the divisor
+    is infinite.
     Its `take` reads what is in front of a tensor at negative places, as importers have ``x[:, -1]``; of constants ours
     doesn't. Powers it has of floats alone. Its maxima and minima begin from a finite number, and their places are of
     no order where there is a NaN (`extremes`).
@@ -41,6 +46,7 @@ def legalize_ops() -> ir.transform.Pass:
         "relax.sinh": _sinh,
         "relax.cosh": _cosh,
     }
+    divided = {"relax.floor_divide": _floor_divide, "relax.floor_mod": _floor_mod}
     written = {name: _legalizing(name.removeprefix("relax."), formula) for name, formula in pointwise.items()}
     masks = {f"relax.{name}": _of_truth_values(function) for name, function in _TRUTH_VALUES.items()}
     masks |= {f"relax.{name}": _of_truth_values(_as_numbers(function)) for name, function in _COMPARED.items()}
@@ -57,7 +63,10 @@ def legalize_ops() -> ir.transform.Pass:
         **written,
         **masks,
     }
-    ours["relax.multiply"] = _by_zero(ours["relax.multiply"])
+    for name, formula in divided.items():
+        ours[name] = _of_floats(_legalizing(name.removeprefix("relax."), formula))
+    for name, function in _WITH_ZERO.items():
+        ours[f"relax.{name}"] = _with_zero(function, ours.get(f"relax.{name}", _by_upstream))
     once = _Once()
     return relax.transform.LegalizeOps(
         {name: once.of(ours.get(name, _by_upstream)) for name in {**_legalized(), **ours}}
@@ -166,31 +175,35 @@ def _of_truth_values(function: Callable[..., te.Tensor]) -> Callable[[relax.Bloc
     return legalized
 
 
-def _by_zero(otherwise: _Legalize) -> _Legalize:
-    """What makes a product a function: by a zero that is known, of floats, which upstream takes for zero whatever of.
+def _with_zero(function: Callable[..., te.Tensor], otherwise: _Legalize) -> _Legalize:
+    """What makes an operator of floats a function: with a zero that is known as a tensor.
 
-    It is NaN of a NaN and of infinities, as their difference from themselves is.
+    Of a number upstream writes down what it takes for the result, whatever the other operand: zero for a product, and
+    for a quotient of zero, that operand for a sum, whose sign is lost. By zero it refuses to divide.
     """
 
-    def is_zero(factor: relax.Expr) -> bool:
-        if not isinstance(factor, ir.GenericConst):
+    def is_zero(operand: relax.Expr) -> bool:
+        if not isinstance(operand, ir.GenericConst):
             return False
-        value = factor.value.numpy()
+        value = operand.value.numpy()
         return value.size == 1 and not value.any()
 
     def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        others = [factor for factor in call.args if not is_zero(factor)]
-        if len(others) != 1 or "float" not in str(call.ty.dtype) or not _is_whole(others[0], call):
+        is_float = "float" in str(call.ty.dtype) and isinstance(call.ty.shape, relax.ShapeExpr)
+        if not is_float or sum(map(is_zero, call.args)) != 1:
             return otherwise(builder, call)
-        return builder.call_te(topi.subtract, others[0], others[0], primfunc_name_hint="multiply")
+        return builder.call_te(function, *call.args, primfunc_name_hint=str(call.op.name).removeprefix("relax."))
 
     return legalized
 
 
-def _is_whole(given: relax.Expr, call: relax.Call) -> bool:
-    """Whether what is given has the shape of what is computed."""
-    shapes = given.ty.shape, call.ty.shape
-    return all(isinstance(shape, relax.ShapeExpr) for shape in shapes) and tvm_ffi.structural_equal(*shapes)
+def _of_floats(legalize: _Legalize) -> _Legalize:
+    """What makes an operator a function: of floats this, and else upstream's."""
+
+    def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        return (legalize if "float" in str(call.ty.dtype) else _by_upstream)(builder, call)
+
+    return legalized
 
 
 def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -265,6 +278,33 @@ def _log_add_exp(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
     z = tirx.Select(tirx.EQ(a, b), one, tirx.exp(-tirx.abs(a - b)))
     total = one + z
     return tirx.Max(a, b) + tirx.Select(tirx.EQ(total, one), z, tirx.log(total) * z / (total - one))
+
+
+def _floor_mod(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    """The remainder, of the divisor's sign, as Python, numpy and PyTorch have it."""
+    rest = tirx.Mod(a, b)
+    return tirx.Select(_differ(rest, b), rest + b, rest)
+
+
+def _floor_divide(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    """The quotient without the remainder, rounded to a whole number, as Python, numpy and PyTorch have it.
+
+    The quotient itself may be rounded up to a whole number, and of an infinite divisor it is zero.
+    """
+    zero, half, one = (tirx.const(value, a.ty.dtype) for value in (0, 0.5, 1))
+    rest = tirx.Mod(a, b)
+    whole = (a - rest) / b
+    whole = tirx.Select(_differ(rest, b), whole - one, whole)
+    low = tirx.floor(whole)
+    found = tirx.Select(whole - low > half, low + one, low)
+    found = tirx.Select(tirx.EQ(whole, zero), zero, found)
+    return tirx.Select(tirx.Or(tirx.EQ(a, zero), tirx.EQ(b, zero)), a / b, found)
+
+
+def _differ(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    """Whether one number is negative and the other positive."""
+    zero = tirx.const(0, a.ty.dtype)
+    return tirx.Or(tirx.And(a < zero, b > zero), tirx.And(a > zero, b < zero))
 
 
 def _sinh(x: tirx.Expr) -> tirx.Expr:

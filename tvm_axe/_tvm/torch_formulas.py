@@ -215,6 +215,7 @@ FORMULAS: Mapping[str, Callable[..., Any]] = {
     "masked_scatter.default": _masked_scatter,
     "max.dim": _largest,
     "min.dim": _least,
+    "remainder.Scalar_Tensor": lambda emit, self, other: op.floor_mod(number(self, other), other),
     "var_mean.correction": _var_mean,
 }
 

@@ -16,6 +16,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from tvm_axe._tvm.formulas import Emit
+from tvm_axe._tvm.torch_sizes import size_of
 from tvm_axe.errors import InputError
 
 __all__ = ["SELECTIONS"]
@@ -39,25 +40,59 @@ def _sorted(
 def _order(
     emit: Emit, self: relax.Expr, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> relax.Expr:
-    """The places of sorted elements, with NaN as the largest.
+    """The places of sorted elements, with NaN as the largest."""
+    return emit(op.argsort(_key(emit, self), dim, descending, dtype="int64"))
+
+
+def _key(emit: Emit, self: relax.Expr) -> relax.Expr:
+    """What elements are ordered by, of which NaN is the largest.
 
     Upstream compares floats as they are, so that of a row with a NaN nothing is where it belongs. In float64 there is
     room between what is finite in the other types and infinity, for their own infinity; in float64 itself that and the
     largest number are one.
     """
-    key, dtype = self, str(self.ty.dtype)
-    if "float" in dtype:
-        infinity, beyond = (relax.const(value, "float64") for value in (math.inf, np.finfo("float64").max))
-        wide = emit(op.astype(self, "float64"))
-        finite = emit(op.where(op.equal(wide, infinity), beyond, wide))
-        key = emit(op.where(op.isnan(wide), infinity, finite))
-    return emit(op.argsort(key, dim, descending, dtype="int64"))
+    if "float" not in str(self.ty.dtype):
+        return self
+    infinity, beyond = (relax.const(value, "float64") for value in (math.inf, np.finfo("float64").max))
+    wide = emit(op.astype(self, "float64"))
+    last = emit(
+        op.where(op.equal(wide, infinity), beyond, infinity)
+    )  # of NaN no comparison holds: vectors have no isnan
+    return emit(op.where(op.less(wide, infinity), wide, last))
+
+
+def _first(
+    emit: Emit, self: relax.Expr, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[relax.Expr, relax.Expr]:
+    """The `k` largest or least elements and their places, in order whether or not that is asked for."""
+    places = emit(op.topk(_key(emit, self), k, dim, "indices", largest, "int64"))
+    return op.gather_elements(self, places, axis=dim), places
 
 
 def _kth(emit: Emit, self: relax.Expr, k: int, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
-    found = [op.take(emit(each), relax.const([k - 1], "int64"), dim) for each in _sorted(emit, self, dim, False)]
+    return _at_rank(emit, self, relax.const([k - 1], "int64"), dim, keepdim)
+
+
+def _at_rank(emit: Emit, self: relax.Expr, rank: relax.Expr, dim: int, keepdim: bool) -> tuple[relax.Expr, relax.Expr]:
+    found = [op.take(emit(each), rank, dim) for each in _sorted(emit, self, dim, False)]
     values, places = (each if keepdim else op.squeeze(emit(each), [dim]) for each in found)
     return values, places
+
+
+def _median(emit: Emit, self: relax.Expr, dim: int, keepdim: bool = False) -> tuple[relax.Expr, relax.Expr]:
+    """The element in the middle, the lower of two, and its place; of a row with a NaN the first of these."""
+    last = op.subtract(size_of(self.ty.shape[dim]), relax.const(1, "int64"))
+    middle = emit(op.reshape(op.floor_divide(last, relax.const(2, "int64")), (1,)))
+    values, places = map(emit, _at_rank(emit, self, middle, dim, keepdim))
+    if "float" not in str(self.ty.dtype):
+        return values, places
+    largest = emit(op.max(self, dim, keepdim))  # NaN, if there is one
+    none = emit(op.isnan(largest))
+    return op.where(none, largest, values), op.where(none, op.argmax(self, dim, keepdim), places)
+
+
+def _median_of_all(emit: Emit, self: relax.Expr) -> relax.Expr:
+    return _median(emit, emit(op.reshape(self, (-1,))), 0)[0]
 
 
 def _stepwise(
@@ -246,8 +281,11 @@ SELECTIONS: Mapping[str, Callable[..., Any]] = {
     "grid_sampler_3d.default": _sampled,
     "kthvalue.default": _kth,
     "logcumsumexp.default": _log_sums,
+    "median.default": _median_of_all,
+    "median.dim": _median,
     "scatter_add.default": _scattered,
     "scatter_reduce.two": _scattered,
     "sort.default": _sorted,
     "sort.stable": _sorted,
+    "topk.default": _first,
 }
