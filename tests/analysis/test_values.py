@@ -36,6 +36,7 @@ def test_arithmetic(form, n, first, second):
         (tirx.Or(A < 1, A > 2), [True, False, False, True]),
         (tirx.Not(tirx.EQ(A, tirx.IntImm("int32", 2))), [True, True, False, True]),
         (tirx.Cast("int64", A), [0, 1, 2, 3]),
+        (tirx.Cast("int64", tirx.Cast("float64", A * 30) * tirx.const(0.7, "float64")), [0, 21, 42, 62]),
         (tirx.truncdiv(A - 3, 2), [-1, -1, 0, 0]),
         (tirx.truncmod(A - 3, 2), [-1, 0, -1, 0]),
         (tirx.if_then_else(A < 3, A, A - 3), [0, 1, 2, 0]),

@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 
 import tvm_axe as axe
+from tvm_axe.relax.sizes import Extent
 
 torch = pytest.importorskip("torch", reason="models are imported from PyTorch")
 nn, F = torch.nn, torch.nn.functional
@@ -219,15 +220,42 @@ def test_resizing_by_sizes_that_are_not_known(form: str) -> None:
         np.testing.assert_allclose(one(exe(x.numpy())), want, atol=2e-5 if "linear" in form else 0, strict=True)
 
 
-def test_factors_that_floats_do_not_have_are_refused() -> None:
-    """0.7 of a size isn't 7 tenths of it, rounded down, for every size."""
-    h = torch.export.Dim("h", min=4, max=40)
-    shapes = (({2: h},),)
+TENTHS = {
+    "nearest": lambda x: F.interpolate(x, scale_factor=0.7),
+    "nearest, of the sizes that come out": lambda x: F.interpolate(x, scale_factor=0.7, recompute_scale_factor=True),
+    "bilinear, by two factors": lambda x: F.interpolate(x, scale_factor=(0.7, 1.3), mode="bilinear"),
+    "there and on": lambda x: F.interpolate(F.interpolate(x, scale_factor=0.7), scale_factor=1.3),
+}
+
+
+@pytest.mark.parametrize("form, devices", [*((form, 1) for form in TENTHS), ("bilinear, by two factors", 2)])
+def test_factors_that_floats_do_not_have(workers: Any, form: str, devices: int) -> None:
+    """0.7 of a size isn't 7 tenths of it, rounded down, for every size: of 90 it is 62."""
+    h, w = (torch.export.Dim(name, min=16, max=200) for name in "hw")
+    made = imported(Called(TENTHS[form]), (torch.randn(2, 3, 20, 30),), (({2: h, 3: w},),))
+    exe = axe.compile(made, mesh=axe.Mesh({"tp": devices}) if devices > 1 else None, work_dir=None)
+    given = [workers(devices)] if devices > 1 else []
+    for size in ((16, 16), (90, 33), (57, 180), (70, 30)):
+        x = torch.randn(2, 3, *size)
+        found = one(exe.run(*given, x.numpy()) if given else exe(x.numpy()))
+        np.testing.assert_allclose(found, TENTHS[form](x).numpy(), atol=1e-4 if "linear" in form else 0, strict=True)
+
+
+@pytest.mark.parametrize("factor", [0.7, 0.1, 1.3, 0.3, 1.1, 2.9])
+def test_sizes_that_factors_make(factor: float) -> None:
+    """Of every size they are what PyTorch computes in float64."""
+    size = torch.export.Dim("n", min=64, max=1 << 20)
+    called = Called(lambda x: F.interpolate(x, scale_factor=factor))
+    made = imported(called, (torch.randn(1, 1, 400),), (({2: size},),))
+    (extent,) = made["main"].ret_ty.fields[0].shape.values[2:]
+    known = Extent.of(extent)
+    assert [known.at({known.names[0]: n}) for n in range(64, 4096)] == [int(n * factor) for n in range(64, 4096)]
+
+
+def test_other_roundings_are_refused() -> None:
+    size = torch.export.Dim("n", min=64, max=4096)
+    called = Called(lambda x: F.interpolate(x, size=round(x.shape[2] * 0.7)))
     with pytest.raises(
-        axe.InputError, match=r"dimension 2 is made .*0\.7.* export the model with extents that are known"
+        axe.InputError, match=r"round.*: the size RoundToInt\(0\.7.* which round makes of s\d+; round a product .* down"
     ):
-        imported(Called(lambda x: F.interpolate(x, scale_factor=(0.7, 1.0))), (torch.randn(2, 3, 6, 10),), shapes)
-    with pytest.raises(
-        axe.InputError, match=r"the size .*0\.7.* isn't made of inputs' extents; export the model with extents that"
-    ):
-        imported(Called(lambda x: F.interpolate(x, scale_factor=0.7)), (torch.randn(2, 3, 6),), shapes)
+        imported(called, (torch.randn(1, 3, 400),), (({2: size},),))

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tvm import IRModule, relax, tirx
+from tvm import IRModule, ir, relax, tirx
 from tvm.relax import op
 
 from tvm_axe._tvm.formulas import number
+from tvm_axe._tvm.torch_broadcasting import in_one_shape
 from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
+from tvm_axe._tvm.torch_padding import padded
 from tvm_axe._tvm.torch_resizing import linear, nearest
 from tvm_axe._tvm.torch_selections import SELECTIONS
-from tvm_axe._tvm.torch_sizes import divided, fractional, rounded_down, selected, size_of, sliced
+from tvm_axe._tvm.torch_sizes import divided, fractional, power, selected, size_computed, size_of, sliced
 from tvm_axe._tvm.torch_special import SPECIAL
 from tvm_axe.errors import InputError
 
@@ -50,6 +52,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
       `copysign`, `cummax`, `cummin`, `exp2`, `fmax`, `fmin`, `hypot`, `index_put`, `kthvalue`, `logcumsumexp`,
       `logsumexp`, `masked_scatter`, `min` along a dimension, `scatter_add`, `std_mean` and `var_mean`; nor volumes that
       are resized or sampled, `erfinv`, `lgamma`, `isin`, `searchsorted`, and shifts of bits;
+    - takes no sizes that aren't known as numbers, in sums, quotients, comparisons and powers, and pads by none;
     - adds biases of 16 bits to products of float32, which Relax refuses, and leaves products without a bias in float32.
 
     With these what is known is computed as PyTorch does, and what isn't is refused. A product of 16 bits is summed and
@@ -74,7 +77,9 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
         "index_put.default": _index_put,
         "sym_float": fractional,
         "truediv": divided,
-        "trunc": rounded_down,
+        "pow": power,
+        **dict.fromkeys(("ceil", "floor", "round", "sym_max", "sym_min", "trunc"), size_computed),
+        "constant_pad_nd.default": partial(padded, partial(_upstream, "constant_pad_nd.default")),
         "select.int": partial(selected, partial(_upstream, "select.int")),
         "slice.Tensor": partial(sliced, partial(_upstream, "slice.Tensor")),
         **dict.fromkeys(("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"), nearest),
@@ -161,6 +166,11 @@ def _in_own_type(name: str, wide: tuple[int, ...], node: Any, importer: Any) -> 
 # ---- Types and shapes
 
 
+_OF_TWO = frozenset((
+    "add", "div", "eq", "floor_divide", "fmod", "ge", "gt", "le", "lt", "maximum", "minimum", "mul", "ne", "remainder",
+    "rsub", "sub",
+))  # fmt: skip
+"""Operators of a tensor and another, or a number, which may be a size."""
 _KEPT = ("condition", "mask")
 """Arguments that stay truth values."""
 _ORDERED = frozenset((
@@ -185,6 +195,8 @@ def _as_pytorch_says(convert: Callable[[Any, Any], Any], node: Any, importer: An
     promoted, ordered = _promoted(node), _name(node).partition(".")[0] in _ORDERED
     for each in node.all_input_nodes:
         value = importer.env.get(each)
+        if each in promoted and _is_size(value) and _name(node).partition(".")[0] in _OF_TWO:
+            other[each] = emit(op.astype(size_of(value), _beside(node, importer) if dtype == "bool" else dtype))
         if not isinstance(value, relax.Expr) or not isinstance(value.ty, relax.TensorType):
             continue
         own = str(value.ty.dtype)
@@ -195,6 +207,7 @@ def _as_pytorch_says(convert: Callable[[Any, Any], Any], node: Any, importer: An
         if _is_of_one(each.meta.get("val")) and _goes_along_one(node):
             other[each] = emit(op.reshape(value, (1,)))
     try:
+        other |= in_one_shape(node, {each: other.get(each, importer.env.get(each)) for each in promoted}, importer)
         with _standing_for(importer, other):
             made = convert(node, importer)
         is_one = isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType)
@@ -203,6 +216,17 @@ def _as_pytorch_says(convert: Callable[[Any, Any], Any], node: Any, importer: An
         raise
     except _FAILS as error:
         raise InputError(f"{node.name}: {_name(node)} isn't imported of these arguments: {error}") from error
+
+
+def _is_size(value: Any) -> bool:
+    """Whether it is a size of an input's, or made of such."""
+    return isinstance(value, ir.Expr) and isinstance(value.ty, ir.PrimType)
+
+
+def _beside(node: Any, importer: Any) -> str:
+    """The type that PyTorch compares a tensor with a size in: the tensor's."""
+    values = [importer.env.get(each) for each in node.all_input_nodes]
+    return next(str(each.ty.dtype) for each in values if isinstance(getattr(each, "ty", None), relax.TensorType))
 
 
 def _results(node: Any) -> list[Any]:

@@ -13,7 +13,18 @@ from tvm.relax import op
 
 from tvm_axe.errors import InputError
 
-__all__ = ["arguments_of", "divided", "fractional", "rounded_down", "selected", "shape_said", "size_of", "sliced"]
+__all__ = [
+    "arguments_of",
+    "divided",
+    "fractional",
+    "power",
+    "selected",
+    "shape_said",
+    "size_computed",
+    "size_of",
+    "size_said",
+    "sliced",
+]
 
 _COMBINED: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": lambda a, b: a + b,
@@ -63,21 +74,37 @@ def divided(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(op.divide(*(_as_float(each, importer) for each in node.args)))
 
 
-def rounded_down(node: Any, importer: Any) -> tirx.Expr:
-    """The size that a product of a size with a fraction is, rounded down, as an expression.
+def power(node: Any, importer: Any) -> relax.Expr:
+    """A power of a size or a float, a tensor like `fractional`'s."""
+    return importer.block_builder.emit(op.power(*(_as_float(each, importer) for each in node.args[:2])))
+
+
+def size_computed(node: Any, importer: Any) -> tirx.Expr:
+    """The size that is computed of others, and maybe of fractions that are rounded, as an expression.
 
     Raises
     ------
     InputError
-        PyTorch's floats aren't exact for every size.
+        It isn't made of inputs' extents, or rounded in a way that isn't known.
     """
-    said = node.meta["val"].node.expr
-    found = _expression(said, _sizes(node.graph, importer))
+    value = node.meta.get("val")
+    found = size_said(node, node.graph, importer)
     if found is None:
+        said = getattr(getattr(value, "node", None), "expr", value)
+        names = ", ".join(sorted(map(str, getattr(said, "free_symbols", ())))) or "a tensor's elements"
         raise InputError(
-            f"{node.name}: the size {said} isn't made of inputs' extents; export the model with extents that are known"
+            f"{node.name}: the size {said} isn't imported, which {node.target.__name__} makes of {names}; round a "
+            "product of a size with a number down (int), or export the model with that extent known"
         )
     return found
+
+
+def size_said(given: Any, graph: Any, importer: Any) -> Any:
+    """A size, a number or a node that computes it, as TVM's expression; None if it isn't made of inputs' extents."""
+    value = given.meta.get("val") if hasattr(given, "meta") else given
+    if type(value) is int:
+        return tirx.const(value, "int64")
+    return _expression(value.node.expr, _sizes(graph, importer)) if hasattr(value, "node") else None
 
 
 def _as_float(given: Any, importer: Any) -> relax.Expr:
@@ -164,22 +191,34 @@ def _expression(said: Any, sizes: Mapping[str, tirx.Var]) -> Any:
         return tirx.const(int(said), "int64")
     if said.is_Symbol:
         return sizes.get(str(said))
-    if type(said).__name__ in ("TruncToInt", "FloorToInt"):
-        return _rounded_down(said.args[0], sizes)
+    if type(said).__name__ in ("TruncToInt", "FloorToInt", "CeilToInt"):
+        return _rounded(said.args[0], sizes, type(said).__name__ == "CeilToInt")
     combined, parts = _COMBINED.get(type(said).__name__), [_expression(part, sizes) for part in said.args]
     if combined is None or any(part is None for part in parts):
         return None
     return functools.reduce(combined, parts)
 
 
-def _rounded_down(said: Any, sizes: Mapping[str, tirx.Var]) -> Any:
-    """A size times a fraction, as ``1.5 * ToFloat(n)``; None where floats aren't exact for any size."""
-    if not said.is_Mul or len(said.args) != 2:
+def _rounded(said: Any, sizes: Mapping[str, tirx.Var], up: bool) -> Any:
+    """A size times a positive number, as ``1.5 * ToFloat(n)``, or by one, down or up to an integer; None otherwise.
+
+    PyTorch computes them in float64. Where that is exact, or so near that no integer lies between, they are quotients
+    of integers. Of others, such as ``0.7 * n``, which is 62.99999999999999 of 90, the same product is rounded.
+    """
+    if type(said).__name__ == "IntTrueDiv" and said.args[1].is_Integer:
+        fraction, size = Fraction(1, int(said.args[1])) if said.args[1] != 0 else Fraction(0), said.args[0]
+    elif said.is_Mul and len(said.args) == 2:
+        factor, size = sorted(said.args, key=lambda part: not part.is_Number)
+        if not factor.is_Number or type(size).__name__ != "ToFloat":
+            return None
+        fraction, size = Fraction(float(factor)), size.args[0]
+    else:
         return None
-    factor, size = sorted(said.args, key=lambda part: not part.is_Number)
-    if not factor.is_Number or type(size).__name__ != "ToFloat":
+    found = _expression(size, sizes)
+    if found is None or fraction <= 0:
         return None
-    fraction, found = Fraction(float(factor)), _expression(size.args[0], sizes)
-    if found is None or fraction < 0 or max(fraction.numerator, fraction.denominator) > _EXACT:
-        return None
-    return tirx.floordiv(found * fraction.numerator, fraction.denominator)
+    if max(fraction.numerator, fraction.denominator) <= _EXACT:
+        more = fraction.denominator - 1 if up else 0
+        return tirx.floordiv(found * fraction.numerator + more, fraction.denominator)
+    product = tirx.Cast("float64", found) * tirx.const(float(fraction), "float64")
+    return None if up else tirx.Cast("int64", product)

@@ -96,7 +96,15 @@ def at_sizes(func: tirx.PrimFunc, sizes: Sizes) -> tirx.PrimFunc:
         known = values(expr, {}) if isinstance(expr.a, tirx.IntImm) and isinstance(expr.b, tirx.IntImm) else None
         return expr if known is None else tirx.const(int(known), str(expr.ty))
 
+    def rounded(expr: tirx.Cast) -> tirx.Expr:
+        known = values(expr, {}) if str(expr.value.ty) == "float64" else None
+        return tirx.const(int(known), str(expr.ty)) if known is not None and known.dtype.kind == "i" else expr
+
     return _tvm.structural_map(
         tirx.PrimFunc(params, func.body, func.ret_type, func.attrs),
-        [(tirx.Var, lambda var: numbers.get(var, var)), *((kind, folded) for kind in _FOLDED)],
+        [
+            (tirx.Var, lambda var: numbers.get(var, var)),
+            *((kind, folded) for kind in _FOLDED),
+            (tirx.Cast, rounded),
+        ],
     )

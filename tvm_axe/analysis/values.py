@@ -1,4 +1,4 @@
-"""The values that integer expressions take, point by point: what is known for certain where no algebra reaches.
+"""The values that expressions of integers take, point by point: what is known for certain where no algebra reaches.
 
 >>> import numpy as np
 >>> from tvm import tirx
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -50,13 +51,20 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
+_EXACT = "float64"
+"""The type of fractions whose arithmetic is numpy's."""
+
+
 def values(expr: tirx.Expr, at: Mapping[tirx.Var, np.ndarray]) -> np.ndarray | None:
     """Return the values of `expr` where its variables have the values `at`, arrays that broadcast to one shape.
 
-    None where `expr` holds something else than integer arithmetic on these variables, as an index that was loaded.
+    None where `expr` holds something else than arithmetic on these variables, as an index that was loaded. Fractions
+    are of float64, as sizes that PyTorch computes have them.
     """
     if isinstance(expr, tirx.IntImm):
         return np.asarray(int(expr))
+    if isinstance(expr, tirx.FloatImm) and str(expr.ty) == _EXACT:
+        return np.asarray(float(expr))
     if isinstance(expr, tirx.Var):
         return at.get(expr)
     parts: list[tirx.Expr]
@@ -68,13 +76,20 @@ def values(expr: tirx.Expr, at: Mapping[tirx.Var, np.ndarray]) -> np.ndarray | N
     elif isinstance(expr, tirx.Select):
         parts, combine = [expr.condition, expr.true_value, expr.false_value], np.where
     elif isinstance(expr, tirx.Cast) and "int" in str(expr.ty):
-        parts, combine = [expr.value], np.asarray
+        parts, combine = [expr.value], _rounded
+    elif isinstance(expr, tirx.Cast) and str(expr.ty) == _EXACT:
+        parts, combine = [expr.value], partial(np.asarray, dtype=_EXACT)
     elif is_choice(expr):
         parts, combine = list(expr.args), np.where
     else:
         return None
     found: list[Any] = [values(part, at) for part in parts]
     return None if any(part is None for part in found) else np.asarray(combine(*found))
+
+
+def _rounded(found: np.ndarray) -> np.ndarray:
+    """Integers as a conversion makes them: of fractions what is in front of the point."""
+    return np.asarray(found).astype("int64") if np.asarray(found).dtype.kind == "f" else np.asarray(found)
 
 
 def points(exprs: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int]) -> dict[tirx.Var, np.ndarray] | None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tvm_axe.errors import InputError
+from tvm_axe.layout.dtypes import dtype_bits
+from tvm_axe.relax.bounded import MOST_PLANNED
 from tvm_axe.relax.device import DeviceFunction, Placed
 from tvm_axe.relax.sizes import Extent, names_in, shape_at
 
@@ -51,12 +53,15 @@ def room_of(placed: Placed, slab: Sequence[int], most: Mapping[str, int]) -> int
     slab : sequence of int
         The shape.
     most : mapping
-        Upper bounds of sizes: where there is one of each that the shape depends on, memory for all sizes is taken.
-        Elsewhere it is a power of two, so that slabs of other sizes mostly find room where others were.
+        Upper bounds of sizes: where there is one of each that the shape depends on, memory for all sizes is taken, if
+        that isn't more than a plan takes. Elsewhere it is a power of two, so that slabs of other sizes mostly find
+        room where others were.
     """
     names = names_in(placed.shape)
     if not names:
         return None
     if all(name in most for name in names):
-        return max(1, math.prod(slab), math.prod(shape_at(placed.slab, most)))  # what is above its bound is said later
+        largest = math.prod(shape_at(placed.slab, most))
+        if largest * dtype_bits(placed.dtype) <= 8 * MOST_PLANNED:
+            return max(1, math.prod(slab), largest)  # what is above its bound is said later
     return 1 << (math.prod(slab) - 1).bit_length() if math.prod(slab) > 1 else 1

@@ -18,6 +18,7 @@ from itertools import product
 from math import prod
 from types import MappingProxyType
 
+import tvm
 from tvm import s_tir
 from tvm.target import Target
 
@@ -155,12 +156,16 @@ def _open_rows(rows: Rows | None, open: Mapping[str, frozenset[int]]) -> Rows | 
 
 
 def possible(base: s_tir.Schedule, changes: Sequence[Change]) -> Iterator[s_tir.Schedule]:
-    """A schedule for each change, but for those that a primitive refuses: what is around a block decides on that."""
+    """A schedule for each change, but for those that a primitive refuses: what is around a block decides on that.
+
+    Upstream's `fuse` and `split` simplify indices, and of some that are counted in two unknown sizes they fail by a
+    check of their own, an `InternalError`.
+    """
     for change in changes:
         sch = base.copy()
         try:
             change(sch)
-        except s_tir.ScheduleError:
+        except (s_tir.ScheduleError, tvm.error.InternalError):
             continue
         yield sch
 

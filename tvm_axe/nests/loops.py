@@ -59,6 +59,7 @@ def loop_schedules(sch: s_tir.Schedule, name: str, target: Target) -> list[parti
     spatial = [n for n, iterator in enumerate(stmt.iter_vars) if iterator.iter_type == SPATIAL]
     reduced = [n for n, iterator in enumerate(stmt.iter_vars) if iterator.iter_type == REDUCE]
     by_elements = partial(_by_elements, name=name, spatial=spatial, reduced=reduced, target=target)
+    elements = [by_elements, *([partial(by_elements, fuses=False)] if _has_unknown(stmt, spatial) else [])]
     dtypes = [str(stmt.body.buffer.dtype), *(str(load.source.dtype) for load in loads_in(stmt.body))]
     most = vector_bits(target) // max(32, *map(dtype_bits, dtypes))
     # A last vector that isn't whole upstream peels off only where all extents are known.
@@ -67,12 +68,12 @@ def loop_schedules(sch: s_tir.Schedule, name: str, target: Target) -> list[parti
         vectors = _vectors(stmt, spatial, bool(reduced), lanes)
         if vectors and not (whole and _extent(stmt, vectors) % lanes):
             change = partial(_by_vectors, name=name, vectors=vectors, reduced=reduced, lanes=lanes, target=target)
-            return [change, by_elements]
+            return [change, *elements]
         along = not vectors and reduced and spatial and _goes_along(stmt, reduced[-1], lanes)
         if along and _tvm.has_partials(dtypes[0]) and not (whole and _extent(stmt, reduced) % lanes):
             change = partial(_by_partials, name=name, spatial=spatial, reduced=reduced, lanes=lanes, target=target)
-            return [change, by_elements]
-    return [by_elements]
+            return [change, *elements]
+    return elements
 
 
 def _buffers(sch: s_tir.Schedule) -> list[tirx.Buffer]:
@@ -83,6 +84,11 @@ def _extent(stmt: s_tir.SBlock, loops: Sequence[int]) -> int:
     """Iterations of these loops together; 1, which no vector divides, of symbolic ones."""
     extents = [stmt.iter_vars[n].dom.extent for n in loops]
     return reduce(mul, map(int, extents), 1) if all(isinstance(n, tirx.IntImm) for n in extents) else 1
+
+
+def _has_unknown(stmt: s_tir.SBlock, loops: Sequence[int]) -> bool:
+    """Whether several of these are unknown: fusing them upstream may fail at their indices."""
+    return sum(not isinstance(stmt.iter_vars[n].dom.extent, tirx.IntImm) for n in loops) > 1
 
 
 def _by_vectors(
@@ -150,13 +156,18 @@ def _by_partials(
 
 
 def _by_elements(
-    sch: s_tir.Schedule, name: str, spatial: Sequence[int], reduced: Sequence[int], target: Target
+    sch: s_tir.Schedule,
+    name: str,
+    spatial: Sequence[int],
+    reduced: Sequence[int],
+    target: Target,
+    fuses: bool = True,
 ) -> None:
-    """Elements in parallel, one after the other."""
+    """Elements in parallel, one after the other; only those of the first loop where upstream can't fuse them."""
     loops = sch.get_loops(sch.get_sblock(name))
     if spatial and reduced:
         sch.reorder(*(loops[n] for n in (*spatial, *reduced)))
-    outer = [loops[n] for n in spatial]
+    outer = [loops[n] for n in (spatial if fuses else spatial[:1])]
     _in_parallel(sch, outer[:-1] if _are_many(sch, outer[:-1], target) else outer, target)
     if any(not isinstance(sch.get(loops[n]).extent, tirx.IntImm) for n in reduced):
         # A sum of no terms is set, too.

@@ -16,6 +16,7 @@ Weights that are packed ahead are packed once for all variants, in the panels of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,7 @@ __all__ = ["ranges_of", "specialized", "values_of", "with_ranges"]
 
 _TRIED = 32  # records of a function, the fastest first, of which one has to be of a form that it can take
 _FEW = 16  # values up to which tiles of contractions beside other blocks would mostly be empty
+_MOST = 1 << 30  # elements: upstream simplifies some indices in 32 bits
 _BY_BLOCKS = "block by block"
 
 
@@ -126,11 +128,12 @@ def values_of(
     """The variable that a function of unknown extents is dispatched on, its representatives, and one of each other.
 
     It is the variable of the innermost loop over rows of a contraction, of which register tiles take some; where there
-    is none, the first.
+    is none, the first. Of several that one tensor is counted in, all as large as they may be, there is no such tensor:
+    representatives are lessened until its elements can be counted.
     """
     unknown = unknown_extents(func)
     own = representatives(func, values or {}, VALUES)
-    typical = {var: each[len(each) // 2] for var, each in own.items()}
+    typical = _lessened(func, {var: each[len(each) // 2] for var, each in own.items()}, own)
     driving = unknown[0]
     if len(unknown) > 1:
         sch = s_tir.Schedule(tvm.IRModule({"main": func}))  # with the same variables
@@ -138,9 +141,28 @@ def values_of(
             nest = [sch.get(loop).extent for loop in sch.get_loops(sch.get_sblock(match.block))]
             driving = next((nest[n] for n in reversed(match.rows) if nest[n] in own), driving)
     others = {var: value for var, value in typical.items() if not var.same_as(driving)}
+    others = _lessened(func, {driving: own[driving][-1], **others}, others)
+    others.pop(driving, None)
     # Where a result has no elements, as of an image smaller than a patch, there is nothing to schedule.
-    some = tuple(value for value in own[driving] if _has_elements(func, {driving: value, **others}))
+    at = {value: {driving: value, **others} for value in own[driving]}
+    some = tuple(value for value, sizes in at.items() if _has_elements(func, sizes) and _is_counted(func, sizes))
     return driving, some or own[driving][-1:], others
+
+
+def _lessened(func: tirx.PrimFunc, sizes: Sizes, which: Collection[tirx.Var]) -> dict[tirx.Var, int]:
+    """Sizes, those of some variables halved until no parameter has more elements than upstream's indices count."""
+    found = dict(sizes)
+    while any(found[var] > 1 for var in which) and not _is_counted(func, found):
+        found |= {var: max(1, found[var] // 2) for var in which}
+    return found
+
+
+def _is_counted(func: tirx.PrimFunc, sizes: Sizes) -> bool:
+    for buffer in filter(tirx.is_buffer_var, func.params):
+        found = [known for extent in buffer.shape if (known := number(extent, sizes)) is not None]
+        if len(found) == len(buffer.shape) and math.prod(found) > _MOST:
+            return False
+    return True
 
 
 def _has_elements(func: tirx.PrimFunc, sizes: Sizes) -> bool:

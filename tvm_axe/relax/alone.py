@@ -18,6 +18,7 @@ from tvm_axe.machines import backend_of, builder, resolve_target
 from tvm_axe.nests import Values
 from tvm_axe.pipeline import APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS, Pass, Work, run
 from tvm_axe.records.packing import has_packing
+from tvm_axe.relax.bounded import without_large_bounds
 from tvm_axe.relax.constants import with_constants_packed
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.relax.packing import with_packers
@@ -102,7 +103,11 @@ def _nothing() -> tirx.Stmt:
 
 def _lowering(target: Target) -> tvm.transform.Pass:
     # Upstream's whole pipeline would take the scheduled kernels for operators that it may fuse again.
-    return tvm.transform.Sequential(_tvm.relax_lowering(target, backend_of(target).device))
+    @tvm.transform.module_pass(opt_level=0, name="bounds")
+    def bounds(model: IRModule, _context: tvm.transform.PassContext) -> IRModule:
+        return without_large_bounds(model)
+
+    return tvm.transform.Sequential([bounds, *_tvm.relax_lowering(target, backend_of(target).device)])
 
 
 def _build_model(work: Work) -> Work:

@@ -76,17 +76,24 @@ def _of_one_number(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
         taken.add(str(rows[-1][0].name))
 
     def counted(expr: tirx.Expr) -> tirx.Expr:
-        if numbers.isdisjoint(variables_of(expr)):
-            return expr
+        found = set(variables_of(expr))
+        if numbers.isdisjoint(found):  # an extent within another one has its number already
+            return next((number for number, _ in rows if found == {number} and alike([expr], [number])), expr)
         return next((number for number, extent in rows if alike([expr], [extent])), expr)
 
     tensors = [param for param in func.params if param not in numbers]
     made = _tvm.structural_map(
         tirx.PrimFunc(tensors, func.body, func.ret_type, func.attrs), [(kind, counted) for kind in _ARITHMETIC]
     )
+    told = {extent for buffer in made.params for extent in buffer.shape if isinstance(extent, tirx.Var)}
     left: list[tirx.Var] = []
-    tvm_ffi.structural_walk(made, (tirx.Var, lambda var: left.append(var) if var in numbers else None))
+    unknown = numbers | ({number for number, _ in rows} - told)
+    tvm_ffi.structural_walk(made, (tirx.Var, lambda var: left.append(var) if var in unknown else None))
     if left:
         return None
-    made_of = {str(number.name): sorted(str(var.name) for var in variables_of(extent)) for number, extent in rows}
+    made_of = {
+        str(number.name): sorted(str(var.name) for var in variables_of(extent))
+        for number, extent in rows
+        if number in told
+    }
     return made.with_attr(MADE_OF, made_of)

@@ -30,6 +30,7 @@ import tvm
 from tvm import relax
 from tvm.ir import IRModule
 
+from tvm_axe.relax.bounded import without_large_bounds
 from tvm_axe.relax.values import is_call, shape_of
 
 __all__ = ["Part", "Workspace", "with_workspaces"]
@@ -82,7 +83,7 @@ def with_workspaces(module: IRModule) -> tuple[IRModule, Mapping[str, Workspace]
         relax.transform.CallTIRRewrite(),
         relax.transform.StaticPlanBlockMemory(),
     ]
-    planned = tvm.transform.Sequential(passes)(module)
+    planned = tvm.transform.Sequential(passes)(without_large_bounds(module))
     found: dict[str, Workspace] = {}
     for variable, func in planned.functions_items():
         if isinstance(func, relax.Function):
