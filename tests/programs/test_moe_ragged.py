@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tvm_axe as axe
 from tvm_axe.collective import Workers
+from tvm_axe.errors import TileError
 from tvm_axe.layout import Mesh
+from tvm_axe.machines import nvcc, resolve_target
+from tvm_axe.machines.builder import build_program
+from tvm_axe.machines.cubins import Resources, resources
 from tvm_axe.programs import PROGRAMS, ranges
+from tvm_axe.programs.moe_ragged import Extents, moe_ragged
 
 DEVICES, TOKENS, EXPERTS, CHOICES = 3, 5, 2, 2  # the program's, of its uneven size
 ROWS = DEVICES * TOKENS * CHOICES
@@ -85,3 +91,27 @@ def test_any_routing(workers: Workers, exe: axe.Executable, kind: str) -> None:
             expected[s, t] += gate[s, t, k] * (inner @ w2[d, e])
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(program.reference(*arrays)[0], expected, atol=1e-6)
+
+
+def test_experts_spill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relu between the products, of a tile of 128 x 256 in 16 bits, keeps NaN and all sums in registers."""
+    try:
+        nvcc.find_compiler()
+    except TileError as error:
+        pytest.skip(str(error))
+    found: dict[str, Resources] = {}
+    compiled = nvcc.cubin
+
+    def looked_at(*told: Any) -> bytes:
+        cubin = compiled(*told)
+        found.update(resources(cubin))
+        return cubin
+
+    monkeypatch.setattr("tvm_axe.tile.targets.cuda.backend.nvcc.cubin", looked_at)
+    target = resolve_target("cuda:sm_90a")
+    schedule = moe_ragged(Mesh({"ep": 2}), Extents(2048, 2048, 768, 64, 8), "bfloat16").schedule(
+        "A2A-fuse(MM-C)-MM-A2A"
+    )
+    build_program(axe.compile(schedule, target=target, work_dir=None).runnable, target)
+    products = {name: each.local_bytes for name, each in found.items() if each.registers > 100}
+    assert products and not any(products.values()), products
