@@ -67,3 +67,21 @@ def test_kernel_on_the_gpu(name, index, cuda):
     row, fault = checked(kernel, problem, target, np.random.default_rng([13, index]))
     assert not fault
     assert row.ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("block_scaled_matmul", {"m": 4096, "n": 4096, "k": 2048, "dtype": "float8_e4m3fn"}),
+        ("w4a8_matmul", {"m": 2048, "n": 4096, "k": 2048, "group": 128, "dtype": "int8", "out_dtype": "bfloat16"}),
+        ("w4a16_matmul", {"m": 2048, "n": 4096, "k": 2048, "group": 128, "dtype": "bfloat16"}),
+    ],
+)
+def test_scales_of_many_tiles_on_the_gpu(name, problem, cuda):
+    """Stores of one warpgroup hold up what another reads, and slots are filled for the next tile meanwhile."""
+    kernel, target = KERNELS[name], resolve_target("cuda")
+    if not supported(target, problem):
+        pytest.skip(f"{target.attrs['arch']} has no instruction for {problem['dtype']}")
+    _, fault = checked(kernel, problem, target, np.random.default_rng())
+    assert not fault

@@ -1,5 +1,6 @@
 """The specialized model's code: what it consists of, and that it assembles without spills where nvcc is."""
 
+import re
 import shutil
 import subprocess
 
@@ -48,6 +49,26 @@ def source(func, name="main"):
 def kernel(func):
     text = source(func)
     return text[text.rindex("__global__") :]
+
+
+def test_slots_that_threads_read_are_given_back_behind_a_fence():
+    """What a thread reads may be on its way to it when a barrier is passed, and TMA fills slots by another proxy."""
+    blocks = KERNELS["block_scaled_matmul"]
+    (program,) = blocks.recipe(HOPPER, blocks.cases[0]).programs
+    text = kernel(program)
+    assert re.search(r"fence_proxy_async\w*\(\);\s*\w*bar_sync\w*\([^;]*\);\s*if", text.replace("proxy_proxy", "proxy"))
+
+
+def test_no_compiler_moves_reads_over_barriers():
+    sources = map(source, PROGRAMS)
+    waits = {each for text in sources for each in re.findall(r"asm volatile\((.*?)\);\n", text, re.DOTALL)}
+    waits = {each for each in waits if is_wait(each)}
+    assert len(waits) > 5 and all('"memory"' in each for each in waits), waits
+
+
+def is_wait(assembly):
+    """Whether an instruction orders accesses to memory."""
+    return re.search(r'"\{?\s*(bar|barrier|mbarrier|fence|membar)\.|wait_group', assembly)
 
 
 def test_nothing_spills_and_no_product_is_serialized(tmp_path):

@@ -210,6 +210,7 @@ class Consumer:
     def release(self, step: Release, values: Values) -> None:
         buffer = step.buffer
         if buffer.threads:
+            T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
             self.warpgroup_sync()
         # Behind loops accumulators are read next. After a branch by a thread's number ptxas doesn't see that a wait
         # for products came before, and lets each end before the next begins (C7514). Within loops an election takes
@@ -220,7 +221,12 @@ class Consumer:
             self.context.empty[buffer].arrive(self.cursors[buffer].behind(step.lag))
 
     def warpgroup_sync(self) -> None:
-        T.evaluate(T.cuda.warpgroup_sync(self.context.group + 1))
+        """A barrier among the threads of a warpgroup, behind which nothing is read that was read before it.
+
+        Upstream's own (`T.cuda.warpgroup_sync`) doesn't say that it touches memory, so compilers move loads over it.
+        """
+        whose = T.cast(self.context.group + 1, "uint32")
+        T.evaluate(T.ptx["bar.sync"](whose, T.uint32(wgmma.WARPGROUP)))
 
     def ping_pong(self, step: PingPong, values: Values) -> None:
         begins = step.begins
