@@ -77,6 +77,7 @@ class Consumer:
             storages[tile] = Registers(flat, fragment, inferred.origin)
         self.index = context.group * wgmma.WARPGROUP + context.warp * 32 + context.lane
         self.loops = 0  # around what is being emitted
+        self.read_all = False  # whether what threads have read has reached them, at the step that is emitted
         for buffer in plan.memory.buffers:
             for tile in buffer.tiles:
                 offset = self.cursors[buffer].slot * tma.slot_elements(tile)
@@ -147,8 +148,10 @@ class Consumer:
 
     def steps(self, steps: tuple[Step, ...], values: Values) -> None:
         """Emit steps, in order."""
+        self.read_all = False
         for step in steps:
             values = values | (_STEPS.of(step)(self, step, values) or {})
+            self.read_all = isinstance(step, Release) and (self.read_all or step.buffer.threads)
 
     def acquire(self, step: Acquire, values: Values) -> None:
         with self.waits.around(f"{step.buffer.name} to be loaded"):
@@ -209,7 +212,9 @@ class Consumer:
 
     def release(self, step: Release, values: Values) -> None:
         buffer = step.buffer
-        if buffer.threads:
+        if buffer.threads and not self.read_all:
+            # What a thread reads may still be on its way to it, and TMA's writes are ordered behind it by a fence of
+            # proxies alone (PTX ISA, "Async proxy").
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
             self.warpgroup_sync()
         # Behind loops accumulators are read next. After a branch by a thread's number ptxas doesn't see that a wait
