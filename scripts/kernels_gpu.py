@@ -66,11 +66,10 @@ def cases() -> Iterator[Measured]:
     for dim, heads in ((64, 32), (128, 32)):
         for causal in (False, True):
             shape = {"batch": 4, "heads": heads, "kv_heads": heads, "queries": 4096, "keys": 4096, "dim": dim}
+            name = f"backward 4x{heads}x4096x{dim}" + (" causal" if causal else "")
             work = 10.0 * 4 * heads * 4096**2 * dim / (2 if causal else 1)  # five products, as FlashAttention-2 counts
-            for atomic in (False, True):
-                name = f"backward 4x{heads}x4096x{dim}" + (" causal" if causal else "") + (" atomic" if atomic else "")
-                problem = {**shape, "dtype": "bfloat16", "causal": causal, "atomic": atomic}
-                yield name, "attention_backward", problem, "cudnn backward", work, False
+            problem = {**shape, "dtype": "bfloat16", "causal": causal}
+            yield name, "attention_backward", problem, "cudnn backward", work, False
     for block, causal in ((128, False), (128, True), (64, True)):
         width = SPARSE["keys"] // block // 4
         lists = {"query_block": block, "key_block": block, "width": width}

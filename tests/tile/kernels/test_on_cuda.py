@@ -22,7 +22,7 @@ HOPPER = [
     ("topk_gating", 0), ("transpose", 1),
     ("w4a16_matmul", 0), ("w4a16_matmul", 2), ("w4a16_matmul", 3),
     ("w4a8_matmul", 1), ("w4a8_matmul", 2), ("w4a8_matmul", 4), ("w4a8_matmul", 6),
-    ("attention_backward", 0), ("attention_backward", 2), ("attention_backward", 6), ("attention_backward", 7),
+    ("attention_backward", 0), ("attention_backward", 2),
     ("block_sparse_attention_backward", 1), ("block_scaled_matmul", 0),
     ("chunk_state", 1), ("chunk_state", 3), ("chunk_scan", 1), ("chunk_scan", 2), ("chunk_scan", 3),
     ("mla_decode", 0), ("mla_decode", 2),
@@ -30,7 +30,7 @@ HOPPER = [
 AMPERE = [
     ("matmul", 5), ("matmul", 7), ("grouped_matmul", 1), ("gathered_matmul", 3), ("attention", 2),
     ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6), ("decode_attention", 7),
-    ("topk_gating", 5), ("w4a16_matmul", 1), ("attention_backward", 2), ("attention_backward", 6),
+    ("topk_gating", 5), ("w4a16_matmul", 1), ("attention_backward", 2),
     ("chunk_state", 1), ("chunk_scan", 1), ("chunk_scan", 3), ("mla_decode", 0), ("mla_decode", 1),
     ("block_sparse_attention", 1), ("block_sparse_attention_backward", 0), ("w4a8_matmul", 0),
 ]  # fmt: skip

@@ -1,10 +1,9 @@
 """Gradients of attention: of the keys and values in one pass over the queries, of the queries in one over the keys.
 
-Nothing is added atomically then, so the same inputs give the same bits; the price is that scores are computed in both.
-Or, `atomic`, all is one pass over the queries, which adds to their gradients in memory. A pass goes over all that a
-tile sees or, with `Lists`, over the blocks in its list.
+Nothing is added atomically, so the same inputs give the same bits; the price is that scores are computed in both. A
+pass goes over all that a tile sees or, with `Lists`, over the blocks in its list.
 
-Source: Dao, "FlashAttention-2", 2023, algorithm 2; where nothing is atomic its loop over keys is a program of its own.
+Source: Dao, "FlashAttention-2", 2023, algorithm 2, whose loop over keys is a program of its own here.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ def attention_backward(
     scale: float | None = None,
     window: int | None = None,
     sinks: bool = False,
-    atomic: bool = False,
     *,
     key_rows: int,
     key_step: int,
@@ -82,9 +80,6 @@ def attention_backward(
     by columns: `query_counts` (lists.batch, lists.heads, columns) of int32 and `query_indices` (lists.batch,
     lists.heads, columns, lists.query_width) say which blocks of queries see each block of keys.
 
-    If it is `atomic`, blocks of keys add their parts of dQ in memory as they come: five products in place of seven, and
-    other bits in each run.
-
     Raises
     ------
     TileError
@@ -102,8 +97,6 @@ def attention_backward(
     row_lists = (own.batch, own.heads, tile.cdiv(queries, own.query_block))
     column_lists = (own.batch, own.heads, tile.cdiv(keys, own.key_block))
     share, behind = heads // own.heads, keys % (query_step if lists is None else own.key_block) != 0
-    # The gradients of a step's queries have the rows of two warpgroups, these being queries or columns.
-    turned, ragged = dim > key_step, keys % key_rows != 0
 
     @T.prim_func
     def gradients_of_keys(
@@ -115,7 +108,6 @@ def attention_backward(
         dO: T.Buffer(q_shape, dtype),
         tops: T.Buffer(l_shape, "float32"),
         delta: T.Buffer(l_shape, "float32"),
-        sums: T.Buffer(q_shape, "float32"),
         dK: T.Buffer(k_shape, dtype),
         dV: T.Buffer(k_shape, dtype),
     ) -> None:
@@ -132,9 +124,6 @@ def attention_backward(
             dp = tile.fragment((key_rows, key_step), dtype)
             dk = tile.fragment((key_rows, dim), "float32")
             dv = tile.fragment((key_rows, dim), "float32")
-            if atomic:
-                seen_by = tile.shared((key_rows, key_step), dtype)
-                dq = tile.fragment((dim, key_step) if turned else (key_step, dim), "float32")
             tile.copy(K[b, g, j * key_rows, 0], k)
             tile.copy(V[b, g, j * key_rows, 0], v)
             tile.fill(dk, 0)
@@ -163,27 +152,12 @@ def attention_backward(
                         with tile.parallel(key_rows, key_step) as (x, y):
                             if j * key_rows + x + window <= first + y + shift:
                                 s[x, y] = 0.0
-                if ragged and atomic:  # noqa: SIM102, keys that aren't there are zeros, and their weights any number
-                    if (j + 1) * key_rows > keys:
-                        with tile.parallel(key_rows, key_step) as (x, y):
-                            if j * key_rows + x >= keys:
-                                s[x, y] = 0.0
                 with tile.parallel(key_rows, key_step) as (x, y):
                     ds[x, y] = s[x, y] * ds[x, y]
                 tile.copy(s, p)
                 tile.copy(ds, dp)
                 tile.gemm(p, do, dv)
-                if atomic:
-                    tile.copy(dp, seen_by)
                 tile.gemm(dp, q, dk)
-                if atomic and turned:
-                    tile.gemm(k, seen_by, dq, transpose_a=True, accumulate=False)
-                    with tile.parallel(dim, key_step) as (x, y):
-                        if first + y < queries:
-                            tile.atomic_add(dq[x, y], sums[b, h, first + y, x])
-                elif atomic:
-                    tile.gemm(seen_by, k, dq, transpose_a=True, accumulate=False)
-                    tile.atomic_add(dq, sums[b, h, first, 0])
 
             for r in range(group):
                 if lists is None:
@@ -275,13 +249,13 @@ def attention_backward(
                 dq[x, y] = dq[x, y] * T.float32(natural)
             tile.copy(dq, dQ[b, h, i * query_rows, 0])
 
-    of_queries = _scaled(q_shape, dtype, natural) if atomic else only_used(gradients_of_queries)
-    programs = [_sums(q_shape, dtype, l_shape, atomic), only_used(gradients_of_keys), of_queries]
+    sums = _sums(batch, heads, queries, dim, dtype, l_shape)
+    both = (only_used(gradients_of_keys), only_used(gradients_of_queries))
     listed = () if lists is None else ("counts", "indices", "query_counts", "query_indices")
     if not sinks:
-        return Recipe(tuple(programs), ("Q", "K", "V", *listed, "O", "L", "dO"), ("dQ", "dK", "dV"))
-    programs.append(_of_sinks(batch, heads, queries, l_shape))
-    return Recipe(tuple(programs), ("Q", "K", "V", *listed, "S", "O", "L", "dO"), ("dQ", "dK", "dV", "dS"))
+        return Recipe((sums, *both), ("Q", "K", "V", *listed, "O", "L", "dO"), ("dQ", "dK", "dV"))
+    programs = (sums, *both, _of_sinks(batch, heads, queries, l_shape))
+    return Recipe(programs, ("Q", "K", "V", *listed, "S", "O", "L", "dO"), ("dQ", "dK", "dV", "dS"))
 
 
 def _of_sinks(batch: int, heads: int, queries: int, l_shape: tuple[int, int, int]) -> TileProgram:
@@ -312,22 +286,19 @@ def _of_sinks(batch: int, heads: int, queries: int, l_shape: tuple[int, int, int
     return tile.read(gradients_of_sinks)
 
 
-def _sums(q_shape: tuple[int, int, int, int], dtype: str, l_shape: tuple[int, int, int], atomic: bool) -> TileProgram:
+def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: tuple[int, int, int]) -> TileProgram:
     """Of each row the exponent of two that its weights are divided by, and delta, the sum of O dO.
 
-    The latter is what the gradient of a row's weights loses since they sum to 1. Both are zero behind the last row. And
-    zeros that gradients of queries are added to, if that is `atomic`.
+    The latter is what the gradient of a row's weights loses since they sum to 1. Both are zero behind the last row.
     """
-    batch, heads, queries, dim = q_shape
 
     @T.prim_func
     def sums_of_rows(
-        O: T.Buffer(q_shape, dtype),
-        dO: T.Buffer(q_shape, dtype),
+        O: T.Buffer((batch, heads, queries, dim), dtype),
+        dO: T.Buffer((batch, heads, queries, dim), dtype),
         L: T.Buffer((batch, heads, queries), "float32"),
         tops: T.Buffer(l_shape, "float32"),
         delta: T.Buffer(l_shape, "float32"),
-        sums: T.Buffer(q_shape, "float32"),
     ) -> None:
         with tile.kernel(batch, heads, tile.cdiv(queries, ROWS)) as (b, h, i):
             o = tile.fragment((ROWS, dim), dtype)
@@ -343,27 +314,8 @@ def _sums(q_shape: tuple[int, int, int, int], dtype: str, l_shape: tuple[int, in
             with tile.parallel(ROWS) as x:
                 own = T.meta_var(L[b, h, T.min(i * ROWS + x, queries - 1)] * T.float32(LOG2E))
                 tops[b, h, i * ROWS + x] = T.if_then_else(i * ROWS + x < queries, own, T.float32(0))
-            if atomic:
-                tile.fill(product, 0)
-                tile.copy(product, sums[b, h, i * ROWS, 0])
 
-    return only_used(sums_of_rows)
-
-
-def _scaled(q_shape: tuple[int, int, int, int], dtype: str, natural: float) -> TileProgram:
-    """The gradients of queries of their sums in memory."""
-    batch, heads, queries, dim = q_shape
-
-    @T.prim_func
-    def scaled_sums(sums: T.Buffer(q_shape, "float32"), dQ: T.Buffer(q_shape, dtype)) -> None:
-        with tile.kernel(batch, heads, tile.cdiv(queries, ROWS)) as (b, h, i):
-            dq = tile.fragment((ROWS, dim), "float32")
-            tile.copy(sums[b, h, i * ROWS, 0], dq)
-            with tile.parallel(ROWS, dim) as (x, y):
-                dq[x, y] = dq[x, y] * T.float32(natural)
-            tile.copy(dq, dQ[b, h, i * ROWS, 0])
-
-    return tile.read(scaled_sums)
+    return tile.read(sums_of_rows)
 
 
 def knobs(target: Target, problem: Problem) -> dict[str, tuple[int, ...]]:
@@ -374,11 +326,10 @@ def knobs(target: Target, problem: Problem) -> dict[str, tuple[int, ...]]:
     if problem["dtype"] == "float32":
         return {"key_rows": choose(32), "key_step": choose(32), "query_rows": choose(32), "query_step": choose(32)}
     wide, wgmma = problem["dim"] <= 64, machine.tensor_cores == "wgmma"
-    at_once = wgmma and problem.get("atomic", False)
     fewer = wide and not wgmma and problem.get("window") is not None  # with 64, its mask spills registers
     return {
         "key_rows": choose(128, 64),
-        "key_step": choose(128 if at_once and wide else 64 if wgmma or not wide else 32, 64, 32, 128),
+        "key_step": choose(64 if wgmma or not wide else 32, 64, 32, 128),
         "query_rows": choose(128, 64),
         "query_step": choose(128 if wide and wgmma else 32 if fewer else 64, 64, 32),
         "stages": choose(0, 2, 3),
@@ -482,11 +433,5 @@ ATTENTION_BACKWARD = Kernel(
          "causal": True, "scale": 0.25},
         {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 140, "keys": 200, "dim": 64, "dtype": "bfloat16",
          "causal": True, "window": 62, "sinks": True},
-        {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 300, "keys": 301, "dim": 128, "dtype": "bfloat16",
-         "causal": True, "atomic": True},
-        {"batch": 1, "heads": 2, "kv_heads": 2, "queries": 257, "keys": 290, "dim": 64, "dtype": "float16",
-         "window": 62, "causal": True, "sinks": True, "atomic": True},
-        {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 64, "keys": 33, "dim": 64, "dtype": "float32",
-         "atomic": True},
     ),
 )  # fmt: skip

@@ -87,7 +87,6 @@ def block_sparse_attention_backward(
         scale,
         window,
         sinks,
-        False,
         **tiles,
         stages=stages,
         lists=Lists(query_block, key_block, width, query_width, mask_batch, mask_heads),
