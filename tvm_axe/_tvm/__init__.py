@@ -54,6 +54,7 @@ from tvm_axe._tvm.rpc import (
 from tvm_axe._tvm.structural import (
     constant_bytes,
     content,
+    is_float,
     is_plain_context,
     is_zero,
     load_json,
@@ -127,6 +128,7 @@ __all__ = [
     "host_triple",
     "intrinsic_name",
     "is_building",
+    "is_float",
     "is_instruction",
     "is_of_naming",
     "is_own_fault",

@@ -8,7 +8,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
-from tvm_axe._tvm.structural import body_pass, structural_map
+from tvm_axe._tvm.structural import body_pass, is_float, structural_map
 
 __all__ = ["in_bits", "kept_values", "masked", "truncated", "unequal"]
 
@@ -32,7 +32,7 @@ def kept_values() -> ir.transform.Pass:
 
     def negated(negation: tirx.Not) -> tirx.Expr:
         compared: list[bool] = []
-        tvm_ffi.structural_walk(negation.a, (_COMPARISONS, lambda each: compared.append(_is_float(each.a))))
+        tvm_ffi.structural_walk(negation.a, (_COMPARISONS, lambda each: compared.append(is_float(each.a))))
         if not any(compared):
             return negation
         return tirx.EQ(tirx.Cast("int8", negation.a), tirx.const(0, "int8"))
@@ -86,7 +86,7 @@ def _with_hidden_zero(pair: tirx.Add | tirx.Sub | tirx.Mul | tirx.Div) -> tirx.E
 def _by_positive(division: tirx.FloorDiv | tirx.FloorMod | tirx.Div | tirx.Mod) -> tirx.Expr:
     """The same division of integers, by a positive number if it is by a negative one that is known."""
     kind, a, b = type(division), division.a, division.b
-    if kind is tirx.Div and _is_float(a):
+    if kind is tirx.Div and is_float(a):
         return _with_hidden_zero(division)
     if not isinstance(b, tirx.IntImm) or int(b) >= 0 or int(b) == int(tirx.min_value(str(b.ty)).value):
         return division
@@ -121,13 +121,9 @@ def masked(value: tirx.Expr) -> tirx.Expr:
     return tirx.BitwiseAnd(value, tirx.const(-1, str(value.ty)))
 
 
-def _is_float(value: tirx.Expr) -> bool:
-    return str(value.ty).startswith(("float", "bfloat"))
-
-
 def unequal(different: tirx.NE) -> tirx.Expr:
     """The same comparison, of floats as what isn't equal: a NaN differs from all, which LLVM's code of `!=` denies."""
-    return tirx.Not(tirx.EQ(different.a, different.b)) if _is_float(different.a) else different
+    return tirx.Not(tirx.EQ(different.a, different.b)) if is_float(different.a) else different
 
 
 def in_bits() -> ir.transform.Pass:

@@ -116,6 +116,11 @@ def variables_of(expr: object) -> set[tirx.Var]:
     return found
 
 
+def is_float(value: tirx.Expr) -> bool:
+    """Return whether an expression is of floats, or of vectors of them."""
+    return str(value.ty).startswith(("float", "bfloat"))
+
+
 def is_zero(value: object) -> bool:
     """Return whether an expression is the number 0, of whatever type."""
     return isinstance(value, tirx.IntImm | tirx.FloatImm) and value.value == 0

@@ -8,11 +8,12 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
-from tvm_axe._tvm import is_zero, variables_of
+from tvm_axe._tvm import is_float, is_zero, variables_of
 
 __all__ = [
     "alike",
     "is_choice",
+    "is_float",
     "is_value",
     "is_zero",
     "loads_in",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 
 from tvm_axe.analysis.accesses import LeafBlock
-from tvm_axe.analysis.expressions import is_choice, loads_in
+from tvm_axe.analysis.expressions import is_choice, is_float, loads_in
 
 __all__ = ["partial_buffers"]
 
@@ -110,7 +110,7 @@ def _degree(expr: tirx.Expr, partial: Sequence[tirx.Buffer]) -> int | None:
         inside = [_degree(index, partial) for index in expr.indices]
         return 1 if not any(degree != 0 for degree in inside) else None
     if isinstance(expr, tirx.Cast):
-        return _degree(expr.value, partial) if _is_float(expr) else None
+        return _degree(expr.value, partial) if is_float(expr) else None
     if isinstance(expr, tirx.Select):
         return _choice([expr.condition, expr.true_value, expr.false_value], partial)
     if is_choice(expr):
@@ -121,7 +121,7 @@ def _degree(expr: tirx.Expr, partial: Sequence[tirx.Buffer]) -> int | None:
             return 1 if a == b == 1 else None
         if isinstance(expr, tirx.Mul):
             return 1 if (a, b) in ((0, 1), (1, 0)) else None
-        return 1 if (a, b) == (1, 0) and _is_float(expr) else None  # an integer's quotient is rounded
+        return 1 if (a, b) == (1, 0) and is_float(expr) else None  # an integer's quotient is rounded
     return None
 
 
@@ -130,7 +130,3 @@ def _choice(parts: Sequence[tirx.Expr], partial: Sequence[tirx.Buffer]) -> int |
     kept = [value for value in values if not (isinstance(value, ir.Constant) and float(value.value) == 0)]
     fits = _degree(condition, partial) == 0 and all(_degree(value, partial) == 1 for value in kept)
     return 1 if fits else None
-
-
-def _is_float(expr: tirx.Expr) -> bool:
-    return str(expr.ty).startswith(("float", "bfloat"))

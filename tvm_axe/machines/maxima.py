@@ -47,10 +47,10 @@ def _held(stmt: tirx.Bind | tirx.BufferStore) -> tirx.Stmt:
         return room[0]
 
     def kept(node: tirx.Max | tirx.Min) -> tirx.Expr:
-        return loaded(_chosen(node)) if _is_float(node) else node
+        return loaded(_chosen(node)) if _tvm.is_float(node) else node
 
     value = stmt.value
-    if not _finds(value, (tirx.Max, tirx.Min), _is_float):
+    if not _finds(value, (tirx.Max, tirx.Min), _tvm.is_float):
         return stmt
     if not _finds(
         value, (tirx.Select, tirx.Let, ir.Call), lambda part: not isinstance(part, ir.Call) or is_choice(part)
@@ -76,7 +76,7 @@ def _finds(value: tirx.Expr, kinds: tuple[type, ...], is_one: Callable[[Any], bo
 
 
 def _chosen(node: tirx.Max | tirx.Min) -> tirx.Expr:
-    if not _is_float(node):
+    if not _tvm.is_float(node):
         return node
     exceeds = tirx.GT if isinstance(node, tirx.Max) else tirx.LT
     named: list[tuple[tirx.Var, tirx.Expr]] = []
@@ -106,10 +106,6 @@ def _none(like: tirx.Expr) -> tirx.Expr:
     return tirx.Broadcast(none, int(lanes)) if lanes else none
 
 
-def _is_float(node: tirx.Max | tirx.Min) -> bool:
-    return str(node.ty).startswith(("float", "bfloat"))
-
-
 def _is_number(value: tirx.Expr) -> bool:
     """Whether it is a constant that is no NaN."""
     if isinstance(value, tirx.Broadcast):
@@ -125,7 +121,7 @@ def in_cuda(mod: ir.IRModule) -> tuple[ir.IRModule, str]:
     found: list[tirx.Expr] = []
 
     def called(node: tirx.Max | tirx.Min) -> tirx.Expr:
-        if not _is_float(node):
+        if not _tvm.is_float(node):
             return node
         found.append(node)
         return tirx.call_pure_extern(str(node.ty), _CALLED[type(node)], node.a, node.b)

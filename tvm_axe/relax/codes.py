@@ -15,7 +15,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal
 
-from tvm_axe.analysis.expressions import is_choice, loads_in, substitute, uses
+from tvm_axe.analysis.expressions import is_choice, is_float, loads_in, substitute, uses
 
 __all__ = ["Codes", "codes_of"]
 
@@ -163,18 +163,14 @@ def _parts(
 def _factors(expr: tirx.Expr) -> list[tirx.Expr]:
     """What is multiplied, without casts of floats around."""
     expr = _narrowed(expr)
-    return [*_factors(expr.a), *_factors(expr.b)] if isinstance(expr, tirx.Mul) and _is_float(expr) else [expr]
+    return [*_factors(expr.a), *_factors(expr.b)] if isinstance(expr, tirx.Mul) and is_float(expr) else [expr]
 
 
 def _narrowed(expr: tirx.Expr) -> tirx.Expr:
     """A float without the casts of floats around it."""
-    while isinstance(expr, tirx.Cast) and _is_float(expr) and _is_float(expr.value):
+    while isinstance(expr, tirx.Cast) and is_float(expr) and is_float(expr.value):
         expr = expr.value
     return expr
-
-
-def _is_float(expr: tirx.Expr) -> bool:
-    return "float" in str(expr.ty.dtype)
 
 
 def _as_integer(expr: tirx.Expr) -> tirx.Expr | None:
@@ -182,7 +178,7 @@ def _as_integer(expr: tirx.Expr) -> tirx.Expr | None:
     if isinstance(expr, tirx.FloatImm):
         number = float(expr.value)
         return tirx.const(int(number), "int32") if number.is_integer() and abs(number) <= _MOST else None
-    if isinstance(expr, tirx.Cast) and (_is_float(expr) or _fits(_bounds(expr.value), str(expr.ty.dtype))):
+    if isinstance(expr, tirx.Cast) and (is_float(expr) or _fits(_bounds(expr.value), str(expr.ty.dtype))):
         return _as_integer(expr.value)
     if is_choice(expr):
         sides = [_as_integer(each) for each in expr.args[1:]]
@@ -190,14 +186,14 @@ def _as_integer(expr: tirx.Expr) -> tirx.Expr | None:
     if isinstance(expr, tirx.Add | tirx.Sub) and _is_exact(expr):
         a, b = _as_integer(expr.a), _as_integer(expr.b)
         return None if a is None or b is None else a + b if isinstance(expr, tirx.Add) else a - b
-    if _is_float(expr):
+    if is_float(expr):
         return None
     return expr if str(expr.ty.dtype) == "int32" else tirx.Cast("int32", expr)
 
 
 def _is_exact(expr: tirx.Expr) -> bool:
     """Whether a sum or difference is no rounded one, and not beyond its type."""
-    if not _is_float(expr):
+    if not is_float(expr):
         return _fits(_combined(expr), str(expr.ty.dtype))
     terms = [_as_integer(each) for each in (expr.a, expr.b)]
     return all(each is not None and max(map(abs, _bounds(each))) <= _MOST // 2 for each in terms)
@@ -215,7 +211,7 @@ def _bounds(expr: tirx.Expr) -> tuple[int, int]:
     elif is_choice(expr):
         sides = [_bounds(each) for each in expr.args[1:]]
         found = min(low for low, _ in sides), max(high for _, high in sides)
-    elif isinstance(expr, tirx.Cast) and not _is_float(expr.value):
+    elif isinstance(expr, tirx.Cast) and not is_float(expr.value):
         found = _bounds(expr.value)
     elif isinstance(expr, tirx.Add | tirx.Sub):
         found = _combined(expr)
@@ -261,7 +257,7 @@ def _bits(code: tirx.Expr) -> tuple[Sequence[tirx.Expr], int] | None:
             masked, code = True, code.a
         elif isinstance(code, tirx.RShift) and isinstance(code.b, tirx.IntImm):
             shift, code = shift + int(code.b), code.a
-        elif isinstance(code, tirx.Cast) and not _is_float(code.value):
+        elif isinstance(code, tirx.Cast) and not is_float(code.value):
             code = code.value
         else:
             return None

@@ -159,14 +159,10 @@ def operations(value: Any) -> int:
     if isinstance(value, tirx.Cast):
         return operations(value.value)
     if isinstance(value, ir.Call):
-        return CALL_FLOPS * _is_float(value) + sum(map(operations, value.args))
+        return CALL_FLOPS * _tvm.is_float(value) + sum(map(operations, value.args))
     if hasattr(value, "a") and hasattr(value, "b"):
-        return int(_is_float(value)) + operations(value.a) + operations(value.b)
+        return int(_tvm.is_float(value)) + operations(value.a) + operations(value.b)
     return 0
-
-
-def _is_float(value: Any) -> bool:
-    return "float" in str(value.ty)
 
 
 @T.prim_func(s_tir=True)
