@@ -384,3 +384,44 @@ def scaled(rows: int, columns: int, dtype: str = "float16", steps: int = 5, stag
             tile.copy(d, D[0, 0])
 
     return func
+
+
+def scaled_tiles(
+    tiles: int, rows: int, columns: int, steps: int, by: str, out: str = "float32", stages: int | None = None
+) -> tirx.PrimFunc:
+    """C, tile by tile of so many rows, sums the steps' products of A and B, each times its scales.
+
+    `by` says what has scales, ``"rows"``, ``"columns"`` or ``"both"``; threads read them from circular buffers.
+    """
+
+    @T.prim_func
+    def func(
+        A: T.Buffer((tiles * rows, 64 * steps), "float16"),
+        B: T.Buffer((columns, 64 * steps), "float16"),
+        S: T.Buffer((steps, tiles * rows), "float32"),
+        R: T.Buffer((steps, columns), "float32"),
+        C: T.Buffer((tiles * rows, columns), out),
+    ):
+        with tile.kernel(tiles) as t:
+            a = tile.shared((rows, 64), "float16")
+            b = tile.shared((columns, 64), "float16")
+            of_rows = tile.shared((rows,), "float32")
+            of_columns = tile.shared((columns,), "float32")
+            part = tile.fragment((rows, columns), "float32")
+            c = tile.fragment((rows, columns), "float32")
+            tile.fill(c, 0)
+            for l in tile.pipelined(steps, stages=stages):
+                tile.copy(A[t * rows, l * 64], a)
+                tile.copy(B[0, l * 64], b)
+                if by != "columns":
+                    tile.copy(S[l, t * rows], of_rows)
+                if by != "rows":
+                    tile.copy(R[l, 0], of_columns)
+                tile.gemm(a, b, part, transpose_b=True, accumulate=False)
+                with tile.parallel(rows, columns) as (x, y):
+                    row = T.meta_var(T.float32(1) if by == "columns" else of_rows[x])
+                    column = T.meta_var(T.float32(1) if by == "rows" else of_columns[y])
+                    c[x, y] = c[x, y] + part[x, y] * (row * column)
+            tile.copy(c, C[t * rows, 0])
+
+    return func

@@ -31,6 +31,7 @@ PROGRAMS = [
     KERNELS["stream_k_matmul"].recipe(HOPPER, KERNELS["stream_k_matmul"].cases[1]).programs[1],
     KERNELS["gathered_matmul"].recipe(HOPPER, KERNELS["gathered_matmul"].cases[2]).programs[2],  # behind a branch
     programs.listed(0),
+    programs.scaled_tiles(700, 128, 128, 5, "both"),
     *(
         program
         for name, case in (("attention_backward", 2), ("block_sparse_attention_backward", 0))
