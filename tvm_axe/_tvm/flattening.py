@@ -10,7 +10,7 @@ Source: upstream's ``src/arith/iter_affine_map.cc``, where a dividend is padded 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -18,7 +18,7 @@ from tvm import ir, tirx
 from tvm.sym import detect_iter_map
 
 from tvm_axe._tvm.simplifying import masked
-from tvm_axe._tvm.structural import body_pass, is_zero, structural_map, variables_of
+from tvm_axe._tvm.structural import body_pass, is_zero, put_around, structural_map, variables_of
 
 __all__ = ["iter_map", "keep_sums"]
 
@@ -28,18 +28,13 @@ _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 def keep_sums() -> None:
     """Have upstream's flattening keep what is added before a division, in every pipeline of this process.
 
-    Pipelines are upstream's functions, which make this pass by its name when they run: there is no other place between
-    the one that brings loops into indices and this.
+    There is no other place between the pass that brings loops into indices and this one.
     """
-    flattens = tirx.transform.FlattenBuffer
-    if flattens.__module__ == __name__:
-        return
 
-    def FlattenBuffer() -> ir.transform.Pass:
-        passes = [body_pass("HideSums", _hidden), flattens(), body_pass("ShowSums", _shown)]
-        return ir.transform.Sequential(passes)
+    def passes(flattens: Callable[[], ir.transform.Pass]) -> list[ir.transform.Pass]:
+        return [body_pass("HideSums", _hidden), flattens(), body_pass("ShowSums", _shown)]
 
-    tirx.transform.FlattenBuffer = FlattenBuffer
+    put_around(tirx.transform, "FlattenBuffer", passes)
 
 
 def iter_map(indices: Sequence[Any], ranges: Mapping[tirx.Var, ir.Range], predicate: Any = True) -> list[Any]:

@@ -9,29 +9,24 @@ Source: upstream's ``src/s_tir/transform/renormalize_split_pattern.cc``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, s_tir, tirx
 
 from tvm_axe._tvm.simplifying import masked
-from tvm_axe._tvm.structural import body_pass, structural_map
+from tvm_axe._tvm.structural import body_pass, put_around, structural_map
 
 __all__ = ["keep_remainders"]
 
 
 def keep_remainders() -> None:
-    """Have upstream leave quotients of remainders as they are if one is by a negative number, in every pipeline.
+    """Have upstream leave quotients of remainders as they are if one is by a negative number, in every pipeline."""
 
-    Pipelines are upstream's functions, which make this pass by its name when they run.
-    """
-    renormalizes = s_tir.transform.RenormalizeSplitPattern
-    if renormalizes.__module__ == __name__:
-        return
+    def passes(renormalizes: Callable[[], ir.transform.Pass]) -> list[ir.transform.Pass]:
+        return [body_pass("HideNegative", _hidden), renormalizes()]
 
-    def RenormalizeSplitPattern() -> ir.transform.Pass:
-        return ir.transform.Sequential([body_pass("HideNegative", _hidden), renormalizes()])
-
-    s_tir.transform.RenormalizeSplitPattern = RenormalizeSplitPattern
+    put_around(s_tir.transform, "RenormalizeSplitPattern", passes)
 
 
 def _hidden(body: tirx.Stmt) -> tirx.Stmt:

@@ -55,9 +55,8 @@ def _key(emit: Emit, self: relax.Expr) -> relax.Expr:
         return self
     infinity, beyond = (relax.const(value, "float64") for value in (math.inf, np.finfo("float64").max))
     wide = emit(op.astype(self, "float64"))
-    last = emit(
-        op.where(op.equal(wide, infinity), beyond, infinity)
-    )  # of NaN no comparison holds: vectors have no isnan
+    # Of NaN no comparison holds; vectors have no isnan.
+    last = emit(op.where(op.equal(wide, infinity), beyond, infinity))
     return emit(op.where(op.less(wide, infinity), wide, last))
 
 

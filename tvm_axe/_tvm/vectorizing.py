@@ -16,32 +16,28 @@ Source: upstream's ``src/tirx/transform/vectorize_loop.cc``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe._tvm.simplifying import truncated
-from tvm_axe._tvm.structural import body_pass, structural_map
+from tvm_axe._tvm.structural import body_pass, put_around, structural_map
 
 __all__ = ["keep_lanes"]
 
 
 def keep_lanes() -> None:
-    """Have upstream's vectorization keep what each lane has of its own, in every pipeline of this process.
+    """Have upstream's vectorization keep what each lane has of its own, in every pipeline of this process."""
 
-    Pipelines are upstream's functions, which make this pass by its name when they run.
-    """
-    vectorizes = tirx.transform.VectorizeLoop
-    if vectorizes.__module__ == __name__:
-        return
-
-    def VectorizeLoop(enable_vectorize: bool = True) -> ir.transform.Pass:
+    def passes(
+        vectorizes: Callable[[bool], ir.transform.Pass], enable_vectorize: bool = True
+    ) -> list[ir.transform.Pass]:
         before = [body_pass("KeepLanes", _kept)] if enable_vectorize else []
-        return ir.transform.Sequential([*before, vectorizes(enable_vectorize)])
+        return [*before, vectorizes(enable_vectorize)]
 
-    tirx.transform.VectorizeLoop = VectorizeLoop
+    put_around(tirx.transform, "VectorizeLoop", passes)
 
 
 def _kept(body: tirx.Stmt) -> tirx.Stmt:
