@@ -191,10 +191,12 @@ def program(made: DistributedProgram, schedule: str, workers: Workers, by_rows: 
 def pair(kind: str, size: Sequence[int], workers: Workers) -> dict[str, Run]:
     """A product and the collective that it overlaps, one behind the other, and the product alone."""
     found: dict[str, Run] = {}
+    errors: dict[str, float] = {}
     for form in FORMS:
         ours = pairs.Ours(kind, workers, size, form)
-        ours.check()
+        errors[form] = ours.check(again=form == "ours")
         found[form] = ours.run
+    print(f"  errors in float64: {pairs.said_errors(errors)}")
     return found
 
 
@@ -391,6 +393,8 @@ def measured(row: Row, peers: pairs.Theirs | None, args: argparse.Namespace) -> 
         peers.make(row.peer, row.kind, row.size)
     with axe.launch(Mesh({row.axis: devices}), engine=engine, **options) as workers:
         made = row.ours(workers)
+        if peers is not None and peers.errors:
+            print(f"  errors in float64: {pairs.said_errors(peers.errors)}")
         ours = made if isinstance(made, dict) else {"ours": made}
         names = [name for name in (peers.names if peers else ()) if not name.endswith(MANY)]
         taken: dict[str, list[float]] = {name: [] for name in [*ours, *names]}
