@@ -28,8 +28,8 @@ SPARSE = {"batch": 4, "heads": 32, "kv_heads": 8, "queries": 8192, "keys": 8192,
 """Attention of which each head sees a part of its own."""
 
 COMPARED = (
-    "w4a16_matmul", "w4a8_matmul", "block_scaled_matmul", "block_sparse_attention", "block_sparse_attention_backward",
-    "attention_backward", "mla_decode", "chunk_state", "chunk_scan",
+    "w4a16_matmul", "w8a16_matmul", "w4a8_matmul", "block_scaled_matmul", "block_sparse_attention",
+    "block_sparse_attention_backward", "attention_backward", "mla_decode", "chunk_state", "chunk_scan",
 )  # fmt: skip
 """Kernels whose results `compared` looks at."""
 
@@ -48,6 +48,15 @@ def cases() -> Iterator[Measured]:
             if m <= 64:
                 name, more = f"w4a16 zeros {layer} {m}x{n}x{k}", n * k / GROUP
                 yield name, "w4a16_matmul", {**problem, "zeros": True}, "int4pack", bytes_ + more, True
+            kinds = {"e4m3 of blocks": ("float8_e4m3fn", GROUP, "float32"), "int8 of channels": ("int8", k, "bfloat16")}
+            for said, (kind, group, scale_dtype) in kinds.items():
+                problem = {"m": m, "n": n, "k": k, "group": group, "dtype": "bfloat16", "weights": kind}
+                problem |= {} if scale_dtype == "bfloat16" else {"scale_dtype": scale_dtype}
+                bytes_ = 1.0 * n * k + 4.0 * n * k / group + 2.0 * m * (n + k)
+                # What PyTorch makes of the operators is compiled anew for each shape, which takes long.
+                for peer in ("decoded", "compiled") if layer == "qkv" and m in (1, 16) else ("decoded",):
+                    name = f"w8a16 {said} {layer} {m}x{n}x{k}"
+                    yield name, "w8a16_matmul", problem, peer, bytes_ if m <= 64 else flops, m <= 64
     n, k = WEIGHTS["qkv"]
     for m in (16, 128, 2048):
         for dtype, peer in (("int8", "int_mm"), ("float8_e4m3fn", "scaled_mm of channels")):
@@ -96,10 +105,12 @@ def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> No
     """Give tensors of random numbers the values that a kernel needs: forward results, scales, decays."""
     import torch
 
-    if name == "w4a16_matmul":
+    if name in ("w4a16_matmul", "w8a16_matmul"):
         made["scales"] = (made["scales"].abs() * 0.02 + 0.01).to(made["scales"].dtype)
         if "points" in made:
             made["points"] = made["points"] & 15
+        if made["B"].dtype == torch.int8:
+            made["B"] = torch.randint_like(made["B"], -127, 128)
     if name == "w4a8_matmul":
         made["scales"] = (made["scales"].abs() * 0.02 + 0.01).to(made["scales"].dtype)
         made["a_scales"] = made["a_scales"].abs() + 0.5
@@ -202,8 +213,8 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
     """What a kernel computed and what it should be, of a part where all is too much."""
     import torch
 
-    if name == "w4a16_matmul":
-        return made["C"], made["A"].float() @ decoded(made).float().T
+    if name in ("w4a16_matmul", "w8a16_matmul"):
+        return made["C"], made["A"].float() @ decoded({**made, "scales": made["scales"].float()}).T
     if name == "w4a8_matmul":
         weights = decoded({**made, "scales": made["scales"].float()})
         return made["C"], made["A"].float() * made["a_scales"].unsqueeze(1) @ weights.T
@@ -244,9 +255,12 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
 
 
 def decoded(made: Mapping[str, Any]) -> Any:
-    """The weights that four bits stand for, of the type of their scales."""
+    """The weights that four bits, or eight, stand for, of the type of their scales."""
     import torch
 
+    if made["B"].dtype != torch.uint8:
+        group = made["B"].shape[1] // made["scales"].shape[0]
+        return made["B"].to(made["scales"].dtype) * made["scales"].T.repeat_interleave(group, dim=1)
     codes = torch.stack([made["B"] & 15, made["B"] >> 4], dim=-1).flatten(1)
     group = codes.shape[1] // made["scales"].shape[0]
     points = made["points"].to(made["scales"].dtype).T.repeat_interleave(group, dim=1) if "points" in made else 8
@@ -319,8 +333,13 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
 
     def matmul_of_decoded(t: Mapping[str, Any]) -> object:
         if id(t) not in kept:
-            kept[id(t)] = decoded(t)
+            kept[id(t)] = decoded(t).to(t["A"].dtype)
         return torch.matmul(t["A"], kept[id(t)].T, out=t["C"])
+
+    def told(t: Mapping[str, Any]) -> Any:
+        return torch.matmul(t["A"], decoded(t).to(t["A"].dtype).T)
+
+    compiled_told = torch.compile(told, dynamic=False)
 
     def scaled_mm_of_blocks(t: Mapping[str, Any]) -> object:
         scales = t["a_scales"].T, t["b_scales"].T
@@ -361,6 +380,7 @@ def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[
     return {
         "int4pack": int4pack,
         "decoded": matmul_of_decoded,
+        "compiled": compiled_told,
         "int_mm": int_mm,
         "scaled_mm of channels": scaled_mm_of_channels,
         "scaled_mm of blocks": scaled_mm_of_blocks,

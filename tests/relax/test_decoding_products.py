@@ -252,7 +252,10 @@ def _tripled() -> tvm.IRModule:
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (lambda: stacked(scales="float32"), "their scales are float32; of bfloat16, as the product is, they would be"),
+        (
+            lambda: stacked(scales="float16"),
+            "their scales are float16; of bfloat16, as the product is, or float32, they would be",
+        ),
         (lambda: stacked("float32"), "the product is of float32, the kernel's of float16 or bfloat16"),
         (_tripled, "they are integers from 0 to 31; of 4 bits, 16 in a row, they would be"),
     ],

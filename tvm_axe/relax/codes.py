@@ -1,9 +1,9 @@
-"""Whether an element of a matrix is a code of four bits, less what stands for zero, times the scale of its group.
+"""Whether an element of a matrix is a code of few bits, less what stands for zero, times the scale of its group.
 
     V[j, i] = (code(j, i) - zero(i // group, j)) * scale(i // group, j)
 
-Which bits of which word a code is, is nobody's business: its values are bounded, and what packs them anew computes
-each where it is asked to (`Codes.packed`).
+Codes of four bits are integers; which bits of which word a code is, is nobody's business: its values are bounded, and
+what packs them anew computes each where it is asked to (`Codes.packed`). Those of eight are integers or floats.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_equal
 
 from tvm_axe.analysis.expressions import is_choice, is_float, loads_in, substitute, uses
+from tvm_axe.layout.dtypes import dtype_bits
+from tvm_axe.tile.kernels.dequantized import CODES, OF_BYTES, Stored
 
 __all__ = ["Codes", "codes_of"]
 
 _BITS = 4
 _MOST = (1 << 8) - 1  # what stands for zero is stored in a byte
+_EXACT = 1 << 8  # floats of 16 bits have all integers up to it
 
 
 class Codes(NamedTuple):
@@ -29,7 +32,9 @@ class Codes(NamedTuple):
     Attributes
     ----------
     code, scale, zero : Expr
-        Of `row`, and of `column` or `part`, the number of a group; a code is an integer from 0 to 15.
+        Of `row`, and of `column` or `part`, the number of a group; a code of four bits is an integer from 0 to 15.
+    stored : Stored
+        How the kernel reads them.
     row, column, part : Var
         Their variables.
     n, k, group : int
@@ -39,6 +44,7 @@ class Codes(NamedTuple):
     code: tirx.Expr
     scale: tirx.Expr
     zero: tirx.Expr
+    stored: Stored
     row: tirx.Var
     column: tirx.Var
     part: tirx.Var
@@ -50,13 +56,19 @@ class Codes(NamedTuple):
     def words(self) -> tirx.Buffer | None:
         """The tensor that has the codes in rows, that of an earlier column in lower bits of a word; None if none has.
 
-        It has n rows of k / 2 bytes, read as words of whichever type on machines that store the lowest byte first.
+        Of four bits it has n rows of k / 2 bytes, read as words of whichever type on machines that store the lowest
+        byte first.
         """
         sources = {load.source for load in loads_in(self.code)}
         if len(sources) != 1:
             return None
         (source,) = sources
         kind = str(source.dtype)
+        if self.stored.each == 1:
+            load = _loaded(self.code)
+            lies_so = load is not None and structural_equal(list(load.indices), [self.row, self.column])
+            is_whole = [int(extent) for extent in source.shape] == [self.n, self.k]
+            return source if lies_so and is_whole and kind == self.stored.dtype else None
         if kind not in ("uint8", "int8", "uint16", "int16", "uint32", "int32"):
             return None
         lanes = int(kind.lstrip("uint")) // _BITS
@@ -72,7 +84,9 @@ class Codes(NamedTuple):
         return source
 
     def byte(self, j: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
-        """A byte of the codes as (n, k / 2), that of an even column in its low bits."""
+        """A byte of the codes as the kernel reads them; of four bits that of an even column is in its low bits."""
+        if self.stored.each == 1:
+            return tirx.Cast(self.stored.dtype, substitute(self.code, {self.row: j, self.column: b}))
         low, high = (substitute(self.code, {self.row: j, self.column: b * 2 + odd}) for odd in (0, 1))
         return tirx.Cast("uint8", low | (high << tirx.const(_BITS, "int32")))
 
@@ -89,7 +103,9 @@ class Codes(NamedTuple):
         return substitute(value, {self.row: j, self.part: g})
 
 
-def codes_of(element: tirx.Expr, row: tirx.Var, column: tirx.Var, n: int, k: int, dtype: str) -> Codes | str:
+def codes_of(
+    element: tirx.Expr, row: tirx.Var, column: tirx.Var, n: int, k: int, dtype: str, bits: int = _BITS
+) -> Codes | str:
     """What a matrix is made of whose element is an expression of `row` and `column`; why it isn't, in words.
 
     Parameters
@@ -98,32 +114,50 @@ def codes_of(element: tirx.Expr, row: tirx.Var, column: tirx.Var, n: int, k: int
         Of a type of 16 bits, `dtype`.
     row, column : Var
         int64, from 0 to n and k.
+    bits : int
+        Of a code, 4 or 8.
     """
     wholes, others = list[tirx.Expr](), list[tirx.Expr]()
     for factor in _factors(element):
-        whole = _as_integer(factor)
+        number = _narrowed(factor)
+        whole = number if bits == 8 and str(number.ty.dtype) in OF_BYTES else _as_integer(factor)
         if whole is None:
-            others.append(_narrowed(factor))
+            others.append(number)
         else:
             wholes.append(whole)
     if len(wholes) != 1 or len(others) != 1:
-        return "they aren't integers times scales"
+        return "they aren't numbers times scales" if bits == 8 else "they aren't integers times scales"
     (whole,), (scale,) = wholes, others
-    if str(scale.ty.dtype) != dtype:
-        return f"their scales are {scale.ty.dtype}; of {dtype}, as the product is, they would be"
+    if str(scale.ty.dtype) not in (dtype, "float32"):
+        return f"their scales are {scale.ty.dtype}; of {dtype}, as the product is, or float32, they would be"
     parts = _parts(_terms(whole), scale, row, column, n, k)
     if parts is None:
         return "their scales, or what stands for zero, aren't those of groups of columns"
-    analyzer = parts.analyzer
+    found = _stored(parts, bits)
+    if isinstance(found, str):
+        return found
+    stored, code, zero = found
+    return Codes(code, parts.scale, zero, stored, row, column, parts.part, n, k, parts.group)
+
+
+def _stored(parts: _Parts, bits: int) -> tuple[Stored, tirx.Expr, tirx.Expr] | str:
+    """How codes are stored, as numbers of which range, and what stands for zero among these; why they aren't."""
+    simplify = parts.analyzer.simplify
+    if is_float(parts.code):
+        return Stored(str(parts.code.ty.dtype), 1), parts.code, parts.zero
     least, most = _bounds(parts.code)
-    if most - least >= 1 << _BITS:
-        return f"they are integers from {least} to {most}; of 4 bits, 16 in a row, they would be"
-    zero = analyzer.simplify(parts.zero - tirx.const(least, "int32"))
-    low, high = _bounds(zero)
-    if low < 0 or high > _MOST:
+    if most - least >= 1 << bits:
+        each = "4 bits, 16 in a row, they" if bits == _BITS else "8 bits they"
+        return f"they are integers from {least} to {most}; of {each} would be"
+    stored, from_ = CODES, least
+    if bits == 8:
+        signed = _fits((least, most), "int8")
+        stored = Stored("int8" if signed else "uint8", 1)
+        from_ = 0 if signed or _fits((least, most), "uint8") else least
+    zero = simplify(parts.zero - tirx.const(from_, "int32"))
+    if not _fits(_bounds(zero), stored.dtype):
         return "what stands for zero isn't an integer of 8 bits"
-    code = analyzer.simplify(parts.code if least == 0 else parts.code - tirx.const(least, "int32"))
-    return Codes(code, parts.scale, zero, row, column, parts.part, n, k, parts.group)
+    return stored, simplify(parts.code if from_ == 0 else parts.code - tirx.const(from_, "int32")), zero
 
 
 class _Parts(NamedTuple):
@@ -160,6 +194,13 @@ def _parts(
     return None
 
 
+def _loaded(code: tirx.Expr) -> ir.TensorLoad | None:
+    """The element that a number of eight bits is, cast or not; None if it is something else."""
+    while isinstance(code, tirx.Cast):
+        code = code.value
+    return code if isinstance(code, ir.TensorLoad) else None
+
+
 def _factors(expr: tirx.Expr) -> list[tirx.Expr]:
     """What is multiplied, without casts of floats around."""
     expr = _narrowed(expr)
@@ -167,8 +208,10 @@ def _factors(expr: tirx.Expr) -> list[tirx.Expr]:
 
 
 def _narrowed(expr: tirx.Expr) -> tirx.Expr:
-    """A float without the casts of floats around it."""
+    """A float without the casts of floats around it, but for those that leave it eight bits."""
     while isinstance(expr, tirx.Cast) and is_float(expr) and is_float(expr.value):
+        if dtype_bits(str(expr.ty.dtype)) <= 8:
+            break
         expr = expr.value
     return expr
 
@@ -195,8 +238,10 @@ def _is_exact(expr: tirx.Expr) -> bool:
     """Whether a sum or difference is no rounded one, and not beyond its type."""
     if not is_float(expr):
         return _fits(_combined(expr), str(expr.ty.dtype))
-    terms = [_as_integer(each) for each in (expr.a, expr.b)]
-    return all(each is not None and max(map(abs, _bounds(each))) <= _MOST // 2 for each in terms)
+    a, b = (_as_integer(each) for each in (expr.a, expr.b))
+    if a is None or b is None:
+        return False
+    return all(max(map(abs, each)) <= _EXACT for each in (_bounds(a), _bounds(b), _combined(type(expr)(a, b))))
 
 
 def _bounds(expr: tirx.Expr) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from tvm_axe.lower.owning import owns
 from tvm_axe.relax.chosen import Choice, Chosen
 from tvm_axe.relax.forms import WHOLE
 from tvm_axe.relax.graph import Value
-from tvm_axe.relax.kernels_of_shares import blocks_of_product, said_of_share
+from tvm_axe.relax.kernels_of_shares import blocks_of_product, is_decoding, said_of_share
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sizes import shape_at, shape_of
 from tvm_axe.relax.ways import Strategy
@@ -27,7 +27,7 @@ __all__ = ["with_counted_terms"]
 
 
 def with_counted_terms(chosen: Chosen, operators: Operators) -> Chosen:
-    """What was chosen for a function, with a call in front of each product with a weight of four bits that needs one.
+    """What was chosen for a function, with a call in front of each product with a weight of few bits that needs one.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def with_counted_terms(chosen: Chosen, operators: Operators) -> Chosen:
 def _in_two(choice: Choice, operators: Operators, values: list[Value], chosen: Chosen) -> list[Choice]:
     """A call as one that counts and one of a kernel; empty if it needs no counting, or there is no kernel of it."""
     node, strategy = choice.node, choice.strategy
-    if node.func is None or str((node.func.attrs or {}).get(KERNEL)) != "w4a16_matmul" or not strategy.assigned:
+    if node.func is None or not is_decoding(node.func) or not strategy.assigned:
         return []
     local, share = operators.local(node, strategy), strategy.ins[0].share
     said = said_of_share(local, node.func)

@@ -98,25 +98,31 @@ def gathered_in_blocks(told: Mapping[str, int], shape: Sequence[int], dtype: str
 
 
 def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequence[Any], str]]) -> list[te.Tensor]:
-    """The product with weights of four bits in blocks: as the kernel computes it, but for the order of its sums.
+    """The product with weights of four or eight bits in blocks: as the kernel computes it, but for its sums' order.
 
     Parameters
     ----------
     problem : mapping
         The kernel's.
     tensors : Sequence of (shape, dtype)
-        Of the codes, in words of any width, of the scales, and of what stands for zero.
+        Of the codes, those of four bits in words of any width, of the scales, and of what stands for zero.
     """
     m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
     a = te.placeholder((m, k), dtype, "A")
     b, scales, *points = (te.placeholder(*each, name) for each, name in zip(tensors, ("B", "scales", "points")))
-    lanes = dtype_bits(str(b.dtype)) // 4
+    lanes = 1 if "weights" in problem else dtype_bits(str(b.dtype)) // 4
+    made = str(scales.dtype)
 
     def decoded(j: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
-        word = b[j, i // lanes] >> tirx.Cast(str(b.dtype), i % lanes * 4)
-        code = tirx.Cast("int32", word & tirx.const(15, str(b.dtype)))
-        zero: Any = tirx.Cast("int32", points[0][i // group, j]) if points else problem.get("middle", MIDDLE)
-        return tirx.Cast(dtype, code - zero) * scales[i // group, j]
+        number: Any = b[j, i]
+        if lanes > 1:
+            word = b[j, i // lanes] >> tirx.Cast(str(b.dtype), i % lanes * 4)
+            number = word & tirx.const(15, str(b.dtype))
+        if not str(b.dtype).startswith("float"):
+            zero: Any = points[0][i // group, j] if points else problem.get("middle", MIDDLE if lanes > 1 else 0)
+            number = tirx.Cast("int32", number) - (tirx.Cast("int32", zero) if points else zero)
+        scaled = tirx.Cast(made, number) * scales[i // group, j]
+        return scaled if made == dtype else tirx.Cast(dtype, scaled)
 
     weight, term = te.compute((n, k), decoded, "decoded"), te.reduce_axis((0, k), "i")
 

@@ -18,8 +18,9 @@ from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.relax.in_blocks import decoding_product_in_blocks
 from tvm_axe.tile.kernels import compiles
+from tvm_axe.tile.kernels.dequantized import DECODING
 
-__all__ = ["blocks_of_product", "cuts_groups", "for_share", "said_of_share", "with_kernels_there"]
+__all__ = ["blocks_of_product", "cuts_groups", "for_share", "is_decoding", "said_of_share", "with_kernels_there"]
 
 _AXES = {"h": (0, 1, 2, 3), "t": (0, 2, 1, 3)}
 """Which axes of a tensor are its batch, heads, tokens and dim, by its letter."""
@@ -65,10 +66,15 @@ def said_of_share(local: tirx.PrimFunc, whole: tirx.PrimFunc) -> dict[str, Any] 
     share = _SHARES[str(asked[KERNEL])](own, shapes, before)
     if share is None or (sinks is not None and sinks != [share["heads"]]):
         return None
-    if asked[KERNEL] == "w4a16_matmul" and not _decodes_so(local, blocks_of_product(local, {**own, **share})):
+    if is_decoding(whole) and not _decodes_so(local, blocks_of_product(local, {**own, **share})):
         return None
     # Of what isn't known it is said already which extent it is.
     return {**asked, **{f"{KERNEL}.{key}": n for key, n in share.items() if isinstance(n, int)}}
+
+
+def is_decoding(func: tirx.PrimFunc) -> bool:
+    """Whether a kernel computes a function that is a product with a weight of few bits."""
+    return str((func.attrs or {}).get(KERNEL)) in DECODING.values()
 
 
 def cuts_groups(func: tirx.PrimFunc, local: Callable[[int], Sequence[Any]]) -> bool:
@@ -79,18 +85,18 @@ def cuts_groups(func: tirx.PrimFunc, local: Callable[[int], Sequence[Any]]) -> b
     Parameters
     ----------
     func : PrimFunc
-        Any function; of what isn't a product with a weight of four bits nothing is cut.
+        Any function; of what isn't a product with a weight of few bits nothing is cut.
     local : Callable
         The shape that a device has of the parameter at a place.
     """
-    if str((func.attrs or {}).get(KERNEL)) != "w4a16_matmul":
+    if not is_decoding(func):
         return False
     terms, groups = int(local(0)[-1]), int(local(2)[0])
     return groups != int(func.params[2].shape[0]) and terms != groups * int(func.attrs[f"{KERNEL}.group"])
 
 
 def blocks_of_product(local: tirx.PrimFunc, problem: Mapping[str, Any]) -> tirx.PrimFunc:
-    """The product with a weight of four bits that a kernel computes of tensors like a function's, in blocks.
+    """The product with a weight of few bits that a kernel computes of tensors like a function's, in blocks.
 
     Parameters
     ----------
@@ -202,7 +208,7 @@ def _heads(own: Mapping[str, Any], batch: Any, heads: int, kv_heads: int) -> dic
 
 
 def _share_of_decoding_product(own: Mapping[str, Any], shapes: _Shapes, whole: _Shapes) -> dict[str, Any] | None:
-    """Which rows, columns and terms a product with weights of four bits has, if its groups lie one behind the other.
+    """Which rows, columns and terms a product with weights of few bits has, if its groups lie one behind the other.
 
     Of groups that are cut each device has as many, of fewer terms.
     """
@@ -222,7 +228,7 @@ def _share_of_rows(own: Mapping[str, Any], shapes: _Shapes, _whole: _Shapes) -> 
 _SHARES = {
     "attention": _share_of_attention,
     "decode_attention": _share_of_decoding,
-    "w4a16_matmul": _share_of_decoding_product,
+    **dict.fromkeys(DECODING.values(), _share_of_decoding_product),
     "rms_norm": _share_of_rows,
     "layer_norm": _share_of_rows,
     "softmax": _share_of_rows,

@@ -1,4 +1,4 @@
-"""Products with weights of four bits that a model decodes in front of them: one kernel, which decodes as it multiplies.
+"""Products with weights of four or eight bits that a model decodes in front of them: one kernel decodes and multiplies.
 
     matmul(x, permute_dims(decode(packed, scale)))    ->    w4a16_matmul(x, packed, scales)
 
@@ -30,17 +30,16 @@ from tvm_axe.relax.operators_of_attention import APART
 from tvm_axe.relax.values import Values, extents_of, is_call, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
-from tvm_axe.tile.kernels.dequantized import MIDDLE, TYPES
+from tvm_axe.tile.kernels.dequantized import DECODING, MIDDLE, OF_BYTES, TYPES
 from tvm_axe.tile.kernels.kernel import Problem
 
 __all__ = ["with_decoding_products"]
 
-_KERNEL = "w4a16_matmul"
 _INTEGERS = ("int", "uint")
 
 
 def with_decoding_products(model: IRModule, target: Target) -> IRModule:
-    """The model, whose products with weights of four bits are calls of a kernel, where the target takes these.
+    """The model, whose products with weights of few bits are calls of a kernel, where the target takes these.
 
     What isn't one functions say by the attribute `APART`.
 
@@ -68,8 +67,9 @@ def with_decoding_products(model: IRModule, target: Target) -> IRModule:
 
 
 class _Product(NamedTuple):
-    """A product with a weight of four bits: what it is made of, and which value each of its buffers is."""
+    """A product with a weight of few bits: by which kernel, what it is made of, and which value each buffer is."""
 
+    kernel: str
     codes: Codes
     values: dict[tirx.Buffer, relax.Expr]
     problem: Problem
@@ -84,48 +84,59 @@ class _Finder:
         self.left: list[str] = []
         for call in self._values.calls():
             own = self._product(call) if is_call(call, "relax.matmul") else None
-            if isinstance(own, str):
-                self.left.append(f"{self._values.named(call).name}: weights of 4 bits are decoded in memory; {own}")
-            elif own is not None:
+            if isinstance(own, _Product):
                 self.found[call] = own
+            elif own is not None:
+                bits, why = own
+                self.left.append(
+                    f"{self._values.named(call).name}: weights of {bits} bits are decoded in memory; {why}"
+                )
 
-    def _product(self, call: relax.Call) -> _Product | str | None:
-        """What a product is made of; why no kernel computes it, in words; None if its weight is no packed one."""
+    def _product(self, call: relax.Call) -> _Product | tuple[int, str] | None:
+        """What a product is made of; its weight's bits and why no kernel computes it; None if they aren't few."""
         data, weight = call.args
         shape, sides = shape_of(weight), sides_of(data)
         if shape is None or len(shape) != 2 or not sides or isinstance(self._values.of(weight), relax.Var):
             return None
         k, n = shape
         elements = Elements(self._model, self._values, weight)
-        if not any(_is_packed(root, n * k) for root in elements.roots.values()):
+        bits = next(
+            (bits for bits in DECODING if any(_is_of(root, bits, n * k) for root in elements.roots.values())), 0
+        )
+        if not bits:
             return None
         dtype = str(weight.ty.dtype)
         if dtype not in TYPES or {str(data.ty.dtype), str(call.ty.dtype)} != {dtype}:
-            return f"the product is of {dtype}, the kernel's of {' or '.join(TYPES)}"
+            return bits, f"the product is of {dtype}, the kernel's of {' or '.join(TYPES)}"
         row, column = (tirx.Var(name, "int64") for name in ("row", "column"))
         element = elements.at([column, row])
         if element is None:
-            return "how isn't said element by element"
-        codes = codes_of(element, row, column, n, k, dtype)
+            return bits, "how isn't said element by element"
+        codes = codes_of(element, row, column, n, k, dtype, bits)
         if isinstance(codes, str):
-            return codes
+            return bits, codes
         rows = product(sides[:-1])
         problem = {"m": rows if isinstance(rows, int) else tirx.Var("m", "int64"), "n": n, "k": k}
         problem |= {"group": codes.group, "dtype": dtype}
+        if bits == 8:
+            problem["weights"] = codes.stored.dtype
         if not isinstance(codes.zero, tirx.IntImm):
             problem["zeros"] = True
-        elif int(codes.zero) != MIDDLE:
+        elif int(codes.zero) != (MIDDLE if bits == 4 else 0):
             problem["middle"] = int(codes.zero)
-        if not compiles(_KERNEL, self._target, problem):
-            return f"the target has no kernel for {k} terms in groups of {codes.group}"
-        return _Product(codes, {own: root for root, own in elements.roots.items()}, problem)
+        if str(codes.scale.ty.dtype) != dtype:
+            problem["scale_dtype"] = str(codes.scale.ty.dtype)
+        if not compiles(DECODING[bits], self._target, problem):
+            return bits, f"the target has no kernel for {k} terms in groups of {codes.group}"
+        return _Product(DECODING[bits], codes, {own: root for root, own in elements.roots.items()}, problem)
 
 
-def _is_packed(root: tirx.Buffer, elements: int) -> bool:
-    """Whether a tensor has as many bits as so many codes of four."""
+def _is_of(root: tirx.Buffer, bits: int, elements: int) -> bool:
+    """Whether a tensor has as many bits as so many codes, of integers or floats of as few."""
     kind = str(root.dtype)
     sizes = [int(extent) for extent in root.shape]
-    return kind.startswith(_INTEGERS) and int(product(sizes)) * dtype_bits(kind) == 4 * elements
+    is_code = kind.startswith(_INTEGERS) or (bits == 8 and kind in OF_BYTES)
+    return is_code and int(product(sizes)) * dtype_bits(kind) == bits * elements
 
 
 @mutator
@@ -142,8 +153,10 @@ class _Rewriter(PyExprMutator):
         codes, problem, emit = own.codes, own.problem, self.builder_.emit
         dtype, sides = str(problem["dtype"]), sides_of(call) or []
         n, groups = codes.n, codes.k // codes.group
-        tensors = [self._tensor(own, "codes", (n, codes.k // 2), "uint8", codes.words, codes.byte)]
-        parts = [("scales", codes.scale, dtype), *([("points", codes.zero, "uint8")] if "zeros" in problem else [])]
+        stored, scale_dtype = codes.stored, str(codes.scale.ty.dtype)
+        tensors = [self._tensor(own, "codes", (n, codes.k // stored.each), stored.dtype, codes.words, codes.byte)]
+        points = [("points", codes.zero, stored.dtype)] if "zeros" in problem else []
+        parts = [("scales", codes.scale, scale_dtype), *points]
         for name, value, kind in parts:
             element = functools.partial(codes.of_group, value)
             tensors.append(self._tensor(own, name, (groups, n), kind, codes.of_groups(value, kind), element))
@@ -152,9 +165,9 @@ class _Rewriter(PyExprMutator):
         if len(sides) != 2:
             data = emit(relax.op.reshape(data, (rows, problem["k"])))
         kinds = [(extents_of(each), str(each.ty.dtype)) for each in tensors]
-        func = computed_by(_KERNEL, problem, decoding_product_in_blocks(problem, kinds))
+        func = computed_by(own.kernel, problem, decoding_product_in_blocks(problem, kinds))
         out = relax.TensorType((rows, problem["n"]), dtype)
-        made = relax.call_tir(self.builder_.add_func(func, _KERNEL), [data, *tensors], out)
+        made = relax.call_tir(self.builder_.add_func(func, own.kernel), [data, *tensors], out)
         return made if len(sides) == 2 else relax.op.reshape(emit(made), sides)
 
     def _tensor(

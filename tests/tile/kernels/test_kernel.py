@@ -93,11 +93,15 @@ def test_unknown_parameters_are_refused():
         ("block_sparse_attention_backward", {"mask_heads": 3}, "backward: lists .* heads that divides 2"),
         ("chunk_state", {"groups": 3}, "chunk_state: groups divides heads, got 3 of 2"),
         ("chunk_scan", {"length": 100}, "chunk divides length, got 64 of 100; valid is a length padded with dt = 0"),
-        ("w4a16_matmul", {"group": 100}, "k=1024 is even, and group=100 divides it"),
+        ("w4a16_matmul", {"group": 100}, "group=100 divides k=1024; k is even"),
         ("w4a16_matmul", {"dtype": "float32"}, "dtype is one of float16, bfloat16, got float32"),
         ("w4a8_matmul", {"dtype": "uint8"}, "w4a8_matmul: dtype is one of int8, float8_e4m3fn, got uint8"),
         ("w4a8_matmul", {"out_dtype": "int8"}, "out_dtype is one of bfloat16, float16, float32, got int8"),
-        ("w4a8_matmul", {"group": 48}, "w4a8_matmul: k=1024 is even, and group=48 divides it"),
+        ("w8a16_matmul", {"group": 100}, "w8a16_matmul: group=100 divides k=1024"),
+        ("w8a16_matmul", {"weights": "int16"}, "weights is one of int8, uint8, float8_e4m3fn, float8_e5m2, got int16"),
+        ("w8a16_matmul", {"middle": 3}, "what stands for zero is for integers, weights is float8_e4m3fn"),
+        ("w8a16_matmul", {"scale_dtype": "float16"}, "scale_dtype is bfloat16, as dtype is, or float32, got float16"),
+        ("w4a8_matmul", {"group": 48}, "w4a8_matmul: group=48 divides k=1024; k is even"),
         ("w4a8_matmul", {"group": 16}, "block_k divides group, .* multiples of 32, got block_k=32 and group=16"),
     ],
 )
@@ -220,7 +224,7 @@ def test_pages_are_loaded_ahead(target, index):
 
 def test_steps_of_packed_weights_go_together_with_groups():
     kernel = KERNELS["w4a16_matmul"]
-    with pytest.raises(TileError, match="block_k=96 is even, and divides a group of 128 or is a number of groups"):
+    with pytest.raises(TileError, match="block_k=96 divides a group of 128, or is a number of groups; it is even"):
         kernel.recipe(HOPPER, kernel.cases[0], block_k=96)
 
 

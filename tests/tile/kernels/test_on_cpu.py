@@ -17,6 +17,7 @@ CASES = [
     ("block_sparse_attention_backward", 1), ("block_sparse_attention_backward", 2),
     ("chunk_state", 1), ("chunk_state", 2), ("chunk_state", 3), ("chunk_scan", 1), ("chunk_scan", 2), ("chunk_scan", 3),
     ("w4a16_matmul", 1), ("w4a16_matmul", 2), ("w4a16_matmul", 3),
+    *(("w8a16_matmul", index) for index in range(6)),
     ("w4a8_matmul", 1), ("w4a8_matmul", 2), ("w4a8_matmul", 3), ("w4a8_matmul", 4), ("w4a8_matmul", 5),
     ("w4a8_matmul", 6),
     ("attention", 0), ("attention", 2), ("attention", 9), ("attention", 10), ("attention", 11), ("packed_attention", 0),

@@ -21,6 +21,7 @@ HOPPER = [
     ("block_sparse_attention", 3), ("decode_attention", 6), ("rms_norm", 1), ("softmax", 4),
     ("topk_gating", 0), ("transpose", 1),
     ("w4a16_matmul", 0), ("w4a16_matmul", 2), ("w4a16_matmul", 3),
+    *(("w8a16_matmul", index) for index in range(6)),
     ("w4a8_matmul", 1), ("w4a8_matmul", 2), ("w4a8_matmul", 4), ("w4a8_matmul", 6),
     ("attention_backward", 0), ("attention_backward", 2),
     ("block_sparse_attention_backward", 1), ("block_scaled_matmul", 0),
@@ -30,7 +31,7 @@ HOPPER = [
 AMPERE = [
     ("matmul", 5), ("matmul", 7), ("grouped_matmul", 1), ("gathered_matmul", 3), ("attention", 2),
     ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6), ("decode_attention", 7),
-    ("topk_gating", 5), ("w4a16_matmul", 1), ("attention_backward", 2),
+    ("topk_gating", 5), ("w4a16_matmul", 1), ("w8a16_matmul", 1), ("attention_backward", 2),
     ("chunk_state", 1), ("chunk_scan", 1), ("chunk_scan", 3), ("mla_decode", 0), ("mla_decode", 1),
     ("block_sparse_attention", 1), ("block_sparse_attention_backward", 0), ("w4a8_matmul", 0),
 ]  # fmt: skip
@@ -76,6 +77,7 @@ def test_kernel_on_the_gpu(name, index, cuda):
         ("block_scaled_matmul", {"m": 4096, "n": 4096, "k": 2048, "dtype": "float8_e4m3fn"}),
         ("w4a8_matmul", {"m": 2048, "n": 4096, "k": 2048, "group": 128, "dtype": "int8", "out_dtype": "bfloat16"}),
         ("w4a16_matmul", {"m": 2048, "n": 4096, "k": 2048, "group": 128, "dtype": "bfloat16"}),
+        ("w8a16_matmul", {"m": 2048, "n": 4096, "k": 2048, "group": 128, "dtype": "bfloat16", "weights": "int8"}),
     ],
 )
 def test_scales_of_many_tiles_on_the_gpu(name, problem, cuda):

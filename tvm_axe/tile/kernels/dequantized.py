@@ -1,9 +1,12 @@
-"""Products with weights of four bits, two a byte, that the consumer decodes: raw bytes are what is loaded ahead."""
+"""Products with weights of four bits, two a byte, or of eight, that the consumer decodes: raw bytes are loaded ahead.
+
+C[i, j] = sum over k of A[i, k] * (number(j, k) - zero[k / group, j]) * scale[k / group, j]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
@@ -41,6 +44,32 @@ _WORTH = 3
 
 TYPES = ("float16", "bfloat16")
 
+DECODING = {4: "w4a16_matmul", 8: "w8a16_matmul"}
+"""The kernel of products with weights of so many bits."""
+
+OF_BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
+"""Types of weights of eight bits."""
+
+
+class Stored(NamedTuple):
+    """How weights lie in memory: the type of the tensor, and how many weights an element of it has."""
+
+    dtype: str = "uint8"
+    each: int = 2
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether weights are integers, of which one may stand for zero."""
+        return not self.dtype.startswith("float")
+
+    def number(self, raw: Any, row: Any, column: Any) -> Any:
+        """The weight of a row and column as it is stored: of eight bits, or a code, of 32."""
+        return code_of(raw[row, column // 2], column) if self.each == 2 else raw[row, column]
+
+
+CODES = Stored()
+"""Two codes of four bits in each byte."""
+
 
 def w4a16_matmul(
     m: int | tirx.Var,
@@ -50,6 +79,86 @@ def w4a16_matmul(
     dtype: str,
     zeros: bool = False,
     middle: int = MIDDLE,
+    scale_dtype: str | None = None,
+    **tiles: Any,
+) -> Recipe:
+    """C = epilogue(A V^T), where V[j, i] = (code(j, i) - zero) * scale is of `dtype`, a type of 16 bits.
+
+    A is (m, k) and C (m, n). B (n, k / 2) of uint8 has the codes, from 0 to 15: that of an even i in the low four bits.
+    Each `group` codes of a row share a scale, `scales` (k / group, n) of `scale_dtype`, which is `dtype` or float32;
+    with `zeros`, `points` (k / group, n) of uint8 has the code that stands for zero, which is `middle` otherwise.
+
+    Parameters
+    ----------
+    tiles
+        As `decoding_matmul` has them, and `Epilogue`'s options.
+
+    Raises
+    ------
+    TileError
+        k is odd, `group` doesn't divide it, it and `block_k` don't divide one another, or a type is none of those.
+    """
+    problem = _Problem("w4a16_matmul", m, n, k, group, dtype, scale_dtype or dtype, CODES, middle, zeros)
+    return decoding_matmul(problem, **tiles)
+
+
+def w8a16_matmul(
+    m: int | tirx.Var,
+    n: int,
+    k: int,
+    group: int,
+    dtype: str,
+    weights: str,
+    zeros: bool = False,
+    middle: int = 0,
+    scale_dtype: str | None = None,
+    **tiles: Any,
+) -> Recipe:
+    """C = epilogue(A V^T), where V[j, i] = (B[j, i] - zero) * scale is of `dtype`, and B of `weights`, of eight bits.
+
+    A is (m, k), B (n, k) and C (m, n). Each `group` weights of a row share a scale, `scales` (k / group, n) of
+    `scale_dtype`, which is `dtype` or float32. With `zeros`, `points` (k / group, n) of B's type has the integer that
+    stands for zero, which is `middle` otherwise; of floats it is 0.
+
+    Parameters
+    ----------
+    weights
+        One of `OF_BYTES`.
+    tiles
+        As `decoding_matmul` has them, and `Epilogue`'s options.
+
+    Raises
+    ------
+    TileError
+        `group` doesn't divide k, it and `block_k` don't divide one another, a type is none of those, or another float
+        than 0 is to stand for zero.
+    """
+    if weights not in OF_BYTES:
+        raise TileError(f"w8a16_matmul: weights is one of {', '.join(OF_BYTES)}, got {weights}")
+    stored = Stored(weights, 1)
+    if not stored.is_integer and (zeros or middle):
+        raise TileError(f"w8a16_matmul: what stands for zero is for integers, weights is {weights}")
+    problem = _Problem("w8a16_matmul", m, n, k, group, dtype, scale_dtype or dtype, stored, middle, zeros)
+    return decoding_matmul(problem, **tiles)
+
+
+class _Problem(NamedTuple):
+    """What a product with weights in few bits is asked for, as the kernels of that `name` say it."""
+
+    name: str
+    m: int | tirx.Var
+    n: int
+    k: int
+    group: int
+    dtype: str
+    scale_dtype: str
+    stored: Stored
+    middle: int
+    zeros: bool
+
+
+def decoding_matmul(
+    problem: _Problem,
     *,
     splits: int,
     block_m: int,
@@ -59,34 +168,43 @@ def w4a16_matmul(
     blocks: int = 1,
     **options: Any,
 ) -> Recipe:
-    """C = epilogue(A V^T), where V[j, i] = (code(j, i) - zero) * scale is of `dtype`, a type of 16 bits.
+    """The product with weights in few bits, computed transposed, V A^T.
 
-    A is (m, k) and C (m, n). B (n, k / 2) of uint8 has the codes, from 0 to 15: that of an even i in the low four bits.
-    Each `group` codes of a row share a scale, `scales` (k / group, n) of `dtype`; with `zeros`, `points` (k / group, n)
-    of uint8 has the code that stands for zero, which is `middle` otherwise. Of `m` that isn't known sums aren't split.
-
-    The product is computed transposed, V A^T: weights are decoded into registers, from where tensor cores take 64 rows,
-    and A comes on the side that takes any multiple of 8. `splits` blocks share each sum, whose parts a second program
-    adds; a multiprocessor runs `blocks` of them at once.
+    Weights are decoded into registers, from where tensor cores take 64 rows, and A comes on the side that takes any
+    multiple of 8. `splits` blocks share each sum, whose parts a second program adds, but where `m` isn't known; a
+    multiprocessor runs `blocks` of them at once. Where a row has one scale, it is its sums that are scaled.
 
     Raises
     ------
     TileError
-        k is odd, `group` doesn't divide it, it and `block_k` don't divide one another, or the type isn't of 16 bits.
+        As the kernels say.
     """
-    check_packed("w4a16_matmul", k, group, block_k, dtype, TYPES)
+    name, m, n, k, group, dtype, scale_dtype, stored, middle, zeros = problem
+    check_packed(name, k, group, block_k, dtype, TYPES, stored.each)
+    if scale_dtype not in (dtype, "float32"):
+        raise TileError(f"{name}: scale_dtype is {dtype}, as dtype is, or float32, got {scale_dtype}")
     epilogue, groups, steps = Epilogue(**options), k // group, tile.cdiv(k, block_k)
     share = tile.cdiv(steps, splits)
     splits = tile.cdiv(steps, share)  # none is empty
-    rows = max(1, block_k // group)
+    rows, whole = max(1, block_k // group), group == k  # a step's groups, and whether there is but one
     count = m if isinstance(m, int) else tirx.Cast("int32", m)
 
+    # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.
+    made = scale_dtype if stored.each == 1 and not whole else dtype
+
+    def unscaled(number: Any, point: Any) -> Any:
+        if point is not None:
+            return T.cast(number, made) - T.cast(point, made)
+        if stored.each == 2:
+            return T.cast(number - T.int32(middle), made)
+        return T.cast(number, made) - T.cast(T.int32(middle), made) if middle else T.cast(number, made)
+
     @T.prim_func
-    def w4a16_matmul(
+    def decoding_matmul(
         A: T.Buffer((m, k), dtype),
-        B: T.Buffer((n, k // 2), "uint8"),
-        scales: T.Buffer((groups, n), dtype),
-        points: T.Buffer((groups, n), "uint8"),
+        B: T.Buffer((n, k // stored.each), stored.dtype),
+        scales: T.Buffer((groups, n), scale_dtype),
+        points: T.Buffer((groups, n), stored.dtype),
         bias: T.Buffer((n,), dtype),
         residual: T.Buffer((m, n), dtype),
         partial: T.Buffer((splits, m, n), "float32"),
@@ -95,43 +213,43 @@ def w4a16_matmul(
         with tile.kernel(
             splits, tile.cdiv(count, block_m), tile.cdiv(n, block_n), blocks_per_sm=blocks if blocks > 1 else None
         ) as (z, i, j):
-            raw = tile.shared((block_n, block_k // 2), "uint8")
-            scale = tile.shared((rows, block_n), dtype)
+            raw = tile.shared((block_n, block_k // stored.each), stored.dtype)
             a = tile.shared((block_m, block_k), dtype)
             b = tile.fragment((block_n, block_k), dtype)
             c = tile.fragment((block_n, block_m), "float32")
+            if not whole:
+                scale = tile.shared((rows, block_n), scale_dtype)
             if zeros:
-                point = tile.shared((rows, block_n), "uint8")
+                point = tile.shared((rows, block_n), stored.dtype)
             tile.fill(c, 0)
             start, stop = T.meta_var(z * share), T.meta_var(T.min((z + 1) * share, steps) if splits > 1 else steps)
             for l in tile.pipelined(start if splits > 1 else 0, stop, stages=stages or None):
-                tile.copy(B[j * block_n, l * (block_k // 2)], raw)
-                tile.copy(scales[l * block_k // group, j * block_n], scale)
+                tile.copy(B[j * block_n, l * (block_k // stored.each)], raw)
+                if not whole:
+                    tile.copy(scales[l * block_k // group, j * block_n], scale)
                 if zeros:
                     tile.copy(points[l * block_k // group, j * block_n], point)
                 tile.copy(A[i * block_m, l * block_k], a)
                 with tile.parallel(block_n, block_k) as (y, x):
                     own = T.meta_var(x // group if rows > 1 else 0)
-                    code = T.meta_var(code_of(raw[y, x // 2], x))
-                    # Both have all integers up to 256: codes are made in pairs, and a point once for its group.
-                    weight = T.meta_var(
-                        T.cast(code, dtype) - T.cast(point[own, y], dtype)
-                        if zeros
-                        else T.cast(code - T.int32(middle), dtype)
-                    )
-                    b[y, x] = weight * scale[own, y]
+                    weight = T.meta_var(unscaled(stored.number(raw, y, x), point[own, y] if zeros else None))
+                    if whole:
+                        b[y, x] = weight
+                    else:
+                        b[y, x] = T.cast(T.cast(weight, scale_dtype) * scale[own, y], dtype)
                 tile.gemm(b, a, c, transpose_b=True)
             with tile.parallel(block_n, block_m) as (y, x):
                 if i * block_m + x < count and j * block_n + y < n:
+                    total = T.meta_var(c[y, x] * T.cast(scales[0, j * block_n + y], "float32") if whole else c[y, x])
                     if splits > 1:
-                        partial[z, i * block_m + x, j * block_n + y] = c[y, x]
+                        partial[z, i * block_m + x, j * block_n + y] = total
                     else:
                         C[i * block_m + x, j * block_n + y] = T.cast(
-                            epilogue.expression(c[y, x], (i * block_m + x, j * block_n + y), None, bias, residual),
-                            dtype,
+                            epilogue.expression(total, (i * block_m + x, j * block_n + y), None, bias, residual), dtype
                         )
 
-    programs = (only_used(w4a16_matmul), *((combine(splits, m, n, dtype, epilogue),) if splits > 1 else ()))
+    product = only_used(decoding_matmul.with_attr("global_symbol", name))
+    programs = (product, *((combine(splits, m, n, dtype, epilogue),) if splits > 1 else ()))
     return Recipe(programs, packed(zeros, epilogue), ("C",))
 
 
@@ -145,8 +263,10 @@ def code_of(byte: Any, column: Any) -> Any:
     return T.bitwise_and(T.shift_right(T.cast(byte, "int32"), column % 2 * 4), T.int32(15))
 
 
-def check_packed(name: str, k: int, group: int, block_k: int, dtype: str, types: Sequence[str]) -> None:
-    """Refuse what isn't packed so, or of another type than the kernel called `name` takes.
+def check_packed(
+    name: str, k: int, group: int, block_k: int, dtype: str, types: Sequence[str], each: int = CODES.each
+) -> None:
+    """Refuse what isn't packed so, `each` weights an element, or of another type than the kernel called `name` takes.
 
     Raises
     ------
@@ -155,10 +275,11 @@ def check_packed(name: str, k: int, group: int, block_k: int, dtype: str, types:
     """
     if dtype not in types:
         raise TileError(f"{name}: dtype is one of {', '.join(types)}, got {dtype}")
-    if k % 2 or group < 1 or k % group:
-        raise TileError(f"{name}: k={k} is even, and group={group} divides it")
-    if block_k % 2 or (block_k % group and group % block_k):
-        raise TileError(f"{name}: block_k={block_k} is even, and divides a group of {group} or is a number of groups")
+    if k % each or group < 1 or k % group:
+        raise TileError(f"{name}: group={group} divides k={k}" + ("; k is even" if each == 2 else ""))
+    if block_k % each or (block_k % group and group % block_k):
+        is_even = "; it is even" if each == 2 else ""
+        raise TileError(f"{name}: block_k={block_k} divides a group of {group}, or is a number of groups{is_even}")
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
@@ -240,29 +361,44 @@ def _of_groups(group: int, *numbers: int) -> tuple[int, ...]:
 # ---- Data and reference ------------------------------------------------------------------------------------------
 
 
-def decoded(arrays: Mapping[str, np.ndarray], group: int, middle: int = MIDDLE) -> np.ndarray:
-    """V of B, scales and points, (n, k) in float64: codes less their zeros, times the scales, not rounded."""
-    codes = np.stack([arrays["B"] & 15, arrays["B"] >> 4], axis=-1).reshape(len(arrays["B"]), -1).astype("float64")
-    zeros = arrays["points"].T.repeat(group, axis=1) if "points" in arrays else middle
-    return (codes - zeros) * arrays["scales"].astype("float64").T.repeat(group, axis=1)
+def decoded(arrays: Mapping[str, np.ndarray], group: int, middle: int = MIDDLE, each: int = CODES.each) -> np.ndarray:
+    """V of B, scales and points, (n, k) in float64: weights less their zeros, times the scales, not rounded."""
+    numbers = arrays["B"]
+    if each == 2:
+        numbers = np.stack([numbers & 15, numbers >> 4], axis=-1).reshape(len(numbers), -1)
+    zeros = arrays["points"].astype("float64").T.repeat(group, axis=1) if "points" in arrays else middle
+    return (numbers.astype("float64") - zeros) * arrays["scales"].astype("float64").T.repeat(group, axis=1)
+
+
+def _stored(problem: Problem) -> Stored:
+    return Stored(problem["weights"], 1) if "weights" in problem else CODES
 
 
 def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
     m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
+    stored, groups = _stored(problem), (k // group, n)
+
+    def whole(shape: tuple[int, ...], most: int | None = None) -> np.ndarray:
+        bounds = np.iinfo(stored.dtype)
+        return rng.integers(bounds.min, (bounds.max if most is None else most) + 1, shape).astype(stored.dtype)
+
     drawn = {
         "A": normal(rng, (m, k), dtype),
-        "B": rng.integers(0, 256, (n, k // 2)).astype("uint8"),
-        "scales": rng.uniform(0.05, 0.3, (k // group, n)).astype("float32").astype(np.dtype(dtype)),
-        "points": rng.integers(0, 16, (k // group, n)).astype("uint8"),
+        "B": whole((n, k // stored.each)) if stored.is_integer else normal(rng, (n, k), stored.dtype),
+        "scales": rng.uniform(0.05, 0.3, groups).astype("float32").astype(problem.get("scale_dtype", dtype)),
         "bias": normal(rng, (n,), dtype),
         "residual": normal(rng, (m, n), dtype),
     }
+    if problem.get("zeros", False):
+        drawn["points"] = whole(groups, 15 if stored.each == 2 else None)
     return {name: drawn[name] for name in packed(problem.get("zeros", False), epilogue_of(problem))}
 
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     """The product in float64; each weight is rounded to its type once, beside what the sum of k products rounds."""
-    a, b = arrays["A"].astype("float64"), decoded(arrays, problem["group"], problem.get("middle", MIDDLE))
+    stored = _stored(problem)
+    middle = problem.get("middle", MIDDLE if stored is CODES else 0)
+    a, b = arrays["A"].astype("float64"), decoded(arrays, problem["group"], middle, stored.each)
     epilogue, dtype = epilogue_of(problem), problem["dtype"]
     magnitude = epilogue.magnitude(np.abs(a) @ np.abs(b.T), arrays)
     slack = product_slack(dtype, dtype, problem["k"], magnitude) + ROUNDING[dtype] * magnitude
@@ -284,5 +420,26 @@ W4A16_MATMUL = Kernel(
         {"m": 9, "n": 100, "k": 480, "group": 96, "dtype": "float16", "zeros": True, "residual": True},
         {"m": 64, "n": 72, "k": 130, "group": 130, "dtype": "bfloat16"},
         {"m": 5, "n": 64, "k": 256, "group": 32, "dtype": "float16", "middle": 7},
+    ),
+)  # fmt: skip
+
+W8A16_MATMUL = Kernel(
+    name="w8a16_matmul",
+    summary="C = activation(A V^T + bias) + residual, V of eight bits with scales and zero points by group",
+    make=w8a16_matmul,
+    parameters=_knobs,
+    inputs=_inputs,
+    reference=_reference,
+    fewer=fewer_rows,
+    cases=(
+        {"m": 1, "n": 256, "k": 1024, "group": 128, "dtype": "bfloat16", "weights": "float8_e4m3fn",
+         "scale_dtype": "float32"},
+        {"m": 16, "n": 160, "k": 512, "group": 512, "dtype": "bfloat16", "weights": "int8"},
+        {"m": 200, "n": 136, "k": 256, "group": 32, "dtype": "float16", "weights": "int8", "bias": True,
+         "activation": "silu"},
+        {"m": 9, "n": 100, "k": 480, "group": 96, "dtype": "bfloat16", "weights": "uint8", "zeros": True,
+         "residual": True},
+        {"m": 64, "n": 72, "k": 130, "group": 130, "dtype": "float16", "weights": "float8_e5m2"},
+        {"m": 5, "n": 64, "k": 256, "group": 32, "dtype": "float16", "weights": "uint8", "middle": 128},
     ),
 )  # fmt: skip

@@ -20,7 +20,7 @@ from tvm_axe.tile.kernels.block_sparse import BLOCK_SPARSE_ATTENTION
 from tvm_axe.tile.kernels.block_sparse_backward import BLOCK_SPARSE_ATTENTION_BACKWARD
 from tvm_axe.tile.kernels.chunked import CHUNK_SCAN, CHUNK_STATE
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
-from tvm_axe.tile.kernels.dequantized import W4A16_MATMUL
+from tvm_axe.tile.kernels.dequantized import W4A16_MATMUL, W8A16_MATMUL
 from tvm_axe.tile.kernels.einsum import EINSUM
 from tvm_axe.tile.kernels.gathered import GATHERED_MATMUL
 from tvm_axe.tile.kernels.gating import TOPK_GATING
@@ -38,9 +38,9 @@ from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, GATHERED_MATMUL, FP8_MATMUL,
-    BLOCK_SCALED_MATMUL, W4A16_MATMUL, W4A8_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD, PACKED_ATTENTION,
-    BLOCK_SPARSE_ATTENTION, BLOCK_SPARSE_ATTENTION_BACKWARD, DECODE_ATTENTION, MLA_DECODE, CHUNK_STATE, CHUNK_SCAN,
-    RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING, TRANSPOSE,
+    BLOCK_SCALED_MATMUL, W4A16_MATMUL, W8A16_MATMUL, W4A8_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD,
+    PACKED_ATTENTION, BLOCK_SPARSE_ATTENTION, BLOCK_SPARSE_ATTENTION_BACKWARD, DECODE_ATTENTION, MLA_DECODE,
+    CHUNK_STATE, CHUNK_SCAN, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING, TRANSPOSE,
 )  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -33,9 +33,9 @@ def code(byte):
 @pytest.mark.parametrize(
     "source, target, value, adds",
     [
-        ("uint8", "float16", lambda x: x, True),
-        ("int8", "float16", lambda x: x, True),
-        ("uint8", "bfloat16", lambda x: x, False),  # 256 values: bfloat16 has 128 of one exponent
+        ("int32", "float16", lambda x: x % 256, True),
+        ("int32", "float16", lambda x: x % 256 - 128, True),
+        ("int32", "bfloat16", lambda x: x % 256, False),  # 256 values: bfloat16 has 128 of one exponent
         ("uint8", "bfloat16", code, True),
         ("int32", "float16", lambda x: x, False),
         ("int32", "float16", lambda x: x % 1024 - 1000, True),

@@ -19,7 +19,7 @@ from tvm_axe.tile.checks import check_atomics
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.targets.cuda.instructions import philox, small_integers
+from tvm_axe.tile.targets.cuda.instructions import eight_bits, philox, small_integers
 from tvm_axe.tile.targets.cuda.plan import CudaPlan
 from tvm_axe.tile.targets.cuda.specialized.emit import lower as _lower_specialized
 from tvm_axe.tile.targets.cuda.specialized.obstacles import obstacle
@@ -65,7 +65,8 @@ def decide(program: TileProgram, target: Target) -> CudaPlan:
 
 def lower(plan: CudaPlan) -> tirx.PrimFunc:
     """The function that upstream's ``tirx`` pipeline compiles."""
-    return philox.defined(_through_float32(small_integers.decoded(_MODELS.of(plan)(plan))))
+    func = small_integers.decoded(eight_bits.in_pairs(_MODELS.of(plan)(plan)))
+    return philox.defined(_through_float32(func))
 
 
 _MODELS: TypeTable[Callable[[Any], tirx.PrimFunc]] = TypeTable(

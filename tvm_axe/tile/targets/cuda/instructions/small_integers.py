@@ -37,8 +37,9 @@ import tvm_ffi
 from tvm import sym, tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import alike, loads_in, substitute
+from tvm_axe.analysis.expressions import alike, substitute
 from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
+from tvm_axe.tile.targets.cuda.instructions.halves import HALVES, half_of, is_apart, is_twice
 
 UNITS = {"float16": (0x6400, 1024), "bfloat16": (0x4300, 128)}
 """By type the bits, and the value, of the float whose last bit is 1; as many integers follow it."""
@@ -46,26 +47,11 @@ UNITS = {"float16": (0x6400, 1024), "bfloat16": (0x4300, 128)}
 _HALF = 16
 """The bits of each of two floats in a register."""
 
-_HALVES = ("lower", "upper")
-
 _EIGHT_BITS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 """Floats of 8 bits by their names in PTX."""
 
 _NIBBLE, _SIGN, _EACH = 15, 128, 0x01010101
 """The mask of four bits, the sign of a byte, and a one in each byte of a register."""
-
-
-def _half(both: tirx.Expr, half: str) -> tirx.Expr:
-    """The bits of one of two floats in a register, which the assembler takes for a pair; shifts would take it apart."""
-    name = f"axe_{half}_half"
-    code = f"""
-__device__ __forceinline__ unsigned short {name}(int both) {{
-  unsigned short lower, upper;
-  asm("mov.b32 {{%0, %1}}, %2;" : "=h"(lower), "=h"(upper) : "r"(both));
-  return {half};
-}}
-"""
-    return _tvm.device_call(name, both, code=code, gives="uint16")
 
 
 def _masked(value: tirx.Expr, mask: int, others: int) -> tirx.Expr:
@@ -109,7 +95,7 @@ def decoded(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
     """The loop; one that stores two neighbours of the same bytes has their bits made at once, in front of it."""
     store = loop.body
-    if not _is_twice(loop) or not _is_apart(store):
+    if not is_twice(loop) or not is_apart(store):
         return loop
     words: list[tirx.Bind] = []
     halves: dict[tirx.Expr, tirx.Var] = {}
@@ -130,39 +116,21 @@ def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
     if not words:
         return loop
     stores = []
-    for at, name in zip(places, _HALVES):
+    for at, name in zip(places, HALVES):
 
         def half(cast: tirx.Cast, name: str = name) -> tirx.Expr:
             both = halves.get(cast)
-            return cast if both is None else _half(both, name)
+            return cast if both is None else half_of(both, name)
 
         value = _tvm.structural_map(store.value, (tirx.Cast, half))
         stores.append(substitute(tirx.BufferStore(store.buffer, value, store.indices), {loop.loop_var: at}))
     return tirx.SeqStmt([*words, *stores])
 
 
-def _is_twice(loop: tirx.Stmt) -> bool:
-    """Whether it is a loop of two steps, which are unrolled."""
-    return (
-        isinstance(loop, tirx.For)
-        and loop.kind == tirx.ForKind.UNROLLED
-        and isinstance(loop.extent, tirx.IntImm)
-        and isinstance(loop.min, tirx.IntImm)
-        and (int(loop.min), int(loop.extent)) == (0, 2)
-    )
-
-
-def _is_apart(store: tirx.Stmt) -> bool:
-    """Whether it stores what isn't made of what it stores to."""
-    return isinstance(store, tirx.BufferStore) and not any(
-        load.source.data.same_as(store.buffer.data) for load in loads_in(store.value)
-    )
-
-
 def _in_quads(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
     """The loop; two that store four neighbours, codes of two bytes as numbers of 8 bits, do so at once."""
     inner = loop.body
-    if not _is_twice(loop) or not _is_twice(inner) or not _is_apart(inner.body):
+    if not is_twice(loop) or not is_twice(inner) or not is_apart(inner.body):
         return loop
     store, cast = inner.body, inner.body.value
     if not isinstance(cast, tirx.Cast) or str(cast.value.ty) != "int32" or len(store.indices) != 1:
