@@ -28,13 +28,18 @@ WRONG = [
 """Of which upstream's importer makes other numbers, another type or another shape, without a word."""
 UNKNOWN = [
     "attention_3d_gqa_causal", "attention_4d_with_past_and_present_qk_matmul_bias", "constantofshape_int_zeros",
-    "convinteger_with_padding", "eyelike_populate_off_main_diagonal", "identity", "lpnormalization_default",
-    "onehot_with_axis", "pow_types_int32_float32", "qlinearconv", "reduce_max_bool_inputs",
+    "convinteger_with_padding", "dequantizelinear_blocked", "dequantizelinear_e4m3fn_float16",
+    "eyelike_populate_off_main_diagonal", "identity", "lpnormalization_default",
+    "onehot_with_axis", "pow_types_int32_float32", "qlinearconv", "quantizelinear_blocked_asymmetric",
+    "quantizelinear_blocked_symmetric", "quantizelinear_e4m3fn", "quantizelinear_e5m2", "reduce_max_bool_inputs",
     "resize_upsample_sizes_nearest_axes_3_2", "rotary_embedding_interleaved", "shape_start_1_end_2",
     "tril_square_neg", "triu_pos",
 ]  # fmt: skip
 """Which it, or the compiler, refuses in words of its own."""
-PLAIN = ["add_bcast", "conv_with_strides_padding", "gemm_all_attributes", "quantizelinear_axis", "softmax_axis_1"]
+PLAIN = [
+    "add_bcast", "conv_with_strides_padding", "dequantizelinear_axis", "dequantizelinear_e5m2", "gemm_all_attributes",
+    "quantizelinear_axis", "softmax_axis_1",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +69,61 @@ def with_constants(model: Any, arrays: list[Any]) -> tuple[Any, list[Any]]:
 def test_samples(samples: dict[str, Any], name: str) -> None:
     if name not in samples:
         pytest.skip(f"this onnx has no sample {name}")
-    inputs, wanted = samples[name].data_sets[0]
+    inputs, wanted = ([array_of(each) for each in group] for group in samples[name].data_sets[0])
     model, given = with_constants(samples[name].model, inputs)
     found = axe.compile(from_onnx(model), work_dir=None)(*given)
     for got, want in zip(found if isinstance(found, list | tuple) else [found], wanted, strict=True):
         got = np.asarray(got)
         assert got.shape == want.shape and got.dtype == want.dtype
+        got, want = (each.astype("float64") if "float8" in str(each.dtype) else each for each in (got, want))
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+
+
+def array_of(sample: Any) -> Any:
+    """A sample's data; of types that numpy hasn't it is a message."""
+    return numpy_helper.to_array(sample) if isinstance(sample, onnx.TensorProto) else sample
+
+
+def test_types_of_four_bits_are_refused(samples: dict[str, Any]) -> None:
+    with pytest.raises(
+        axe.errors.InputError, match="DequantizeLinear isn't imported: a quantized type of int4; use one"
+    ):
+        from_onnx(samples["dequantizelinear_int4"].model)
+
+
+@pytest.mark.parametrize("block_size", [0, 3])
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_numbers_are_quantized_and_back(dtype: str, axis: int, block_size: int) -> None:
+    """Ties go to the even number, what is beyond to the last one; a block at the end may be shorter."""
+    rng, opset = np.random.default_rng(3), helper.make_opsetid("", 21)
+    extent = (5, 7)[axis]
+    x = (rng.integers(-600, 600, (5, 7)) / 2).astype("float32")
+    few = [5, 7]
+    few[axis] = -(-extent // block_size) if block_size else extent
+    shape = tuple(few) if block_size else (extent,)
+    scale = rng.choice([0.5, 1, 2], shape).astype("float32")
+    limits = np.iinfo(dtype)
+    zero = rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+    told = {"axis": axis, **({"block_size": block_size} if block_size else {})}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], **told),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"], **told),
+    ]
+    model = model_of(nodes, {"x": x}, {"scale": scale, "zero": zero})
+    del model.opset_import[:]
+    model.opset_import.append(opset)
+    model.ir_version = 10
+
+    def spread(each: Any) -> Any:
+        wide = each.astype("float64")
+        if block_size:
+            return wide.repeat(block_size, axis)[:5, :7]
+        return wide[:, None] if axis == 0 else wide
+
+    whole = np.clip(np.rint(x / spread(scale)) + spread(zero), limits.min, limits.max)
+    found = np.asarray(axe.compile(from_onnx(model), work_dir=None)(x))
+    np.testing.assert_array_equal(found, (whole - spread(zero)) * spread(scale))
 
 
 def model_of(nodes: list[Any], inputs: dict[str, Any], weights: dict[str, Any], kind: int = FLOAT) -> Any:

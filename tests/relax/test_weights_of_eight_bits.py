@@ -178,6 +178,76 @@ def test_cubins_are_made_and_shown(name: str) -> None:
     assert "  w8a16_matmul" in exe.show().splitlines()
 
 
+def linear(form: str) -> tuple[tvm.IRModule, np.ndarray, np.ndarray]:
+    """A layer as PyTorch exports it, an input, and what PyTorch makes of that; products are summed in float32."""
+    torch = pytest.importorskip("torch", reason="it exports the model")
+    from tvm.relax.frontend.torch import from_exported_program
+
+    from tvm_axe.relax import torch_converters
+
+    bias = torch.randn(N, dtype=torch.bfloat16) if "bias" in form else None
+    integers = "int8" in form
+    drawn = torch.randint(-128, 128, (N, K), dtype=torch.int8) if integers else torch.randn(N, K)
+    weight = drawn if integers else drawn.to(torch.float8_e4m3fn)
+    shape = (N // 8, K // GROUP) if "blocks" in form else (N,)
+    scale = (torch.rand(shape) * 0.02 + 0.01).to(torch.float32 if "blocks" in form else torch.bfloat16)
+
+    class Linear(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            if "behind" in form:
+                return torch.nn.functional.linear(x, weight.to(x.dtype)) * scale
+            wide = scale.repeat_interleave(8, 0).repeat_interleave(GROUP, 1) if "blocks" in form else scale[:, None]
+            return torch.nn.functional.linear(x, (weight.to(wide.dtype) * wide).to(x.dtype), bias)
+
+    module, x = Linear().eval(), torch.randn(2, ROWS, K, dtype=torch.bfloat16)
+    exported = torch.export.export(module, (x,))
+    imported = from_exported_program(exported, custom_convert_map=torch_converters())
+    return imported, x.view(torch.int16).numpy().view(ml_dtypes.bfloat16), module(x).double().numpy()
+
+
+@pytest.mark.parametrize("form", ["e4m3 of blocks", "e4m3 of blocks and bias", "int8 of rows", "int8, scaled behind"])
+def test_layers_of_pytorch_are_the_kernel(form: str) -> None:
+    imported, x, want = linear(form)
+    found = with_decoding_products(imported, GPU)
+    assert kernels(found) == ["w8a16_matmul"]
+    got = np.asarray(axe.compile(found, work_dir=None)(x)).astype("float64")
+    assert np.abs(got - want).max() / np.abs(want).max() < BOUND["bfloat16"]
+    (attrs,) = (func.attrs for func in found.functions.values() if "axe.kernel" in (func.attrs or {}))
+    assert ("axe.kernel.out_dtype" in attrs) == ("bias" in form)  # nothing is between product and cast elsewhere
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_layers_of_onnx_are_the_kernel(dtype: str) -> None:
+    """Weights as (k, n), and a scale and zero point for each column."""
+    onnx = pytest.importorskip("onnx", reason="it describes the model")
+    from tvm_axe.relax import from_onnx
+
+    helper, rng, limits = onnx.helper, np.random.default_rng(4), np.iinfo(dtype)
+    weight = rng.integers(limits.min, limits.max + 1, (K, N)).astype(dtype)
+    scale, zero = (
+        rng.uniform(0.01, 0.03, N).astype("float16"),
+        rng.integers(limits.min, limits.max + 1, N).astype(dtype),
+    )
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wide"], axis=1),
+        helper.make_node("MatMul", ["x", "wide"], ["y"]),
+    ]
+    half = onnx.TensorProto.FLOAT16
+    graph = helper.make_graph(
+        nodes, "graph", [helper.make_tensor_value_info("x", half, [ROWS, K])],
+        [helper.make_tensor_value_info("y", half, [ROWS, N])],
+        [onnx.numpy_helper.from_array(each, name) for name, each in (("w", weight), ("s", scale), ("z", zero))],
+    )  # fmt: skip
+    found = with_decoding_products(
+        from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])), GPU
+    )
+    assert kernels(found) == ["w8a16_matmul"]
+    x = rng.standard_normal((ROWS, K)).astype("float16")
+    want = x.astype("float64") @ ((weight.astype("float64") - zero) * scale)
+    got = np.asarray(axe.compile(found, work_dir=None)(x)).astype("float64")
+    assert np.abs(got - want).max() / np.abs(want).max() < BOUND["float16"]
+
+
 def _rounded() -> tvm.IRModule:
     """Scales that are rounded to floats of eight bits before they are used."""
     text = model("integers of rows").script(show_meta=True)

@@ -19,6 +19,7 @@ from tvm_axe._tvm.torch_resizing import linear, nearest
 from tvm_axe._tvm.torch_selections import SELECTIONS
 from tvm_axe._tvm.torch_sizes import divided, fractional, power, selected, size_computed, size_of, sliced
 from tvm_axe._tvm.torch_special import SPECIAL
+from tvm_axe._tvm.torch_types import know_small_floats
 from tvm_axe.errors import InputError
 
 _WIDE: dict[str, tuple[int, ...]] = {
@@ -52,6 +53,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
       `copysign`, `cummax`, `cummin`, `exp2`, `fmax`, `fmin`, `hypot`, `index_put`, `kthvalue`, `logcumsumexp`,
       `logsumexp`, `masked_scatter`, `min` along a dimension, `scatter_add`, `std_mean` and `var_mean`; nor volumes that
       are resized or sampled, `erfinv`, `lgamma`, `isin`, `searchsorted`, and shifts of bits;
+    - knows no floats of eight bits;
     - takes no sizes that aren't known as numbers, in sums, quotients, comparisons and powers, and pads by none;
     - adds biases of 16 bits to products of float32, which Relax refuses, and leaves products without a bias in float32.
 
@@ -65,6 +67,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
     """
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+    know_small_floats()
     mended: dict[str, Callable[[Any, Any], Any]] = {
         **{name: partial(_in_own_type, name, wide) for name, wide in _WIDE.items()},
         **{name: partial(_by_formula, formula) for name, formula in {**FORMULAS, **SELECTIONS, **SPECIAL}.items()},

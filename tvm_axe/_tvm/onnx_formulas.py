@@ -28,6 +28,7 @@ from tvm_axe._tvm.onnx_attention import (
 )
 from tvm_axe._tvm.onnx_call import Call
 from tvm_axe._tvm.onnx_loops import loop, scan
+from tvm_axe._tvm.onnx_quantizing import QUANTIZING
 from tvm_axe._tvm.onnx_recurrent import gru, lstm, rnn
 from tvm_axe._tvm.onnx_resizing import resize, upsample
 
@@ -295,61 +296,6 @@ def _lp_norm(call: Call, x: Any, axis: int = -1, p: int = 2) -> Any:
     return op.where(op.equal(size, number(0, size)), number(0, x), op.divide(x, size))
 
 
-# ---- Products of integers
-
-
-def _less_zero_point(value: Any, zero_point: Any, axis: int | None, call: Call) -> Any:
-    """What is quantized as int32, less its zero point, which may be one for each place of a dimension."""
-    wide = op.astype(value, "int32")
-    if zero_point is None:
-        return call.emit(wide)
-    zero = call.emit(op.astype(zero_point, "int32"))
-    return call.emit(op.subtract(wide, _along(zero, _rank(value), axis)))
-
-
-def _along(value: Any, rank: int, axis: int | None) -> Any:
-    """A vector along one dimension of so many."""
-    if _rank(value) != 1:
-        return value
-    if axis is None or int(value.ty.shape[0]) == 1:
-        return op.reshape(value, ())
-    return op.reshape(value, [-1 if dim == axis % rank else 1 for dim in range(rank)])
-
-
-def _conv_integer(call: Call, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None, **attributes: Any) -> Any:
-    return call.upstream(
-        "Conv", [_less_zero_point(x, x_zero, None, call), _less_zero_point(w, w_zero, 0, call), None], **attributes
-    )
-
-
-def _requantized(call: Call, sums: Any, scale: Any, out_scale: Any, zero_point: Any) -> Any:
-    dtype = _type(zero_point)
-    limits = np.iinfo(dtype)
-    ratio = op.divide(op.astype(scale, "float32"), op.astype(_along(out_scale, 1, None), "float32"))
-    value = op.round(op.multiply(op.astype(sums, "float32"), ratio))
-    value = op.add(value, op.astype(_along(zero_point, 1, None), "float32"))
-    return op.astype(op.clip(value, int(limits.min), int(limits.max)), dtype)
-
-
-def _qlinear_conv(
-    call: Call, x: Any, x_scale: Any, x_zero: Any, w: Any, w_scale: Any, w_zero: Any, y_scale: Any, y_zero: Any,
-    bias: Any = None, **attributes: Any,
-) -> Any:  # fmt: skip
-    sums = call.emit(_conv_integer(call, x, w, x_zero, w_zero, **attributes))
-    if bias is not None:
-        sums = call.emit(op.add(sums, _along(bias, _rank(x), 1)))
-    scale = call.emit(op.multiply(_along(x_scale, 1, None), _along(w_scale, _rank(x), 1)))
-    return _requantized(call, sums, scale, y_scale, y_zero)
-
-
-def _qlinear_matmul(
-    call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any
-) -> Any:
-    one, two = _less_zero_point(a, a_zero, -2, call), _less_zero_point(b, b_zero, -1, call)
-    scale = call.emit(op.multiply(_along(a_scale, max(_rank(a), 2), -2), _along(b_scale, max(_rank(b), 2), -1)))
-    return _requantized(call, call.emit(op.matmul(one, two, "int32")), scale, y_scale, y_zero)
-
-
 # ---- Pictures
 
 
@@ -417,6 +363,7 @@ def _log_sum_exp(call: Call, data: Any, *axes: Any, **attributes: Any) -> Any:
 
 
 CONVERTERS: Mapping[str, Callable[..., Any]] = {
+    **QUANTIZING,
     "Attention": attention,
     "Add": partial(_on_sizes, "Add", lambda a, b: a + b),
     "BitShift": _shift,
@@ -424,7 +371,6 @@ CONVERTERS: Mapping[str, Callable[..., Any]] = {
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
-    "ConvInteger": _conv_integer,
     "ConvTranspose": _conv_transpose,
     "Div": partial(_on_sizes, "Div", tirx.truncdiv),
     "Dropout": _dropout,
@@ -444,8 +390,6 @@ CONVERTERS: Mapping[str, Callable[..., Any]] = {
     "NonMaxSuppression": _suppressed,
     "OneHot": _one_hot,
     "Pow": _power,
-    "QLinearConv": _qlinear_conv,
-    "QLinearMatMul": _qlinear_matmul,
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": partial(_extreme, -math.inf),
     "ReduceMin": partial(_extreme, math.inf),

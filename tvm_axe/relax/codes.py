@@ -125,6 +125,7 @@ def codes_of(
             others.append(number)
         else:
             wholes.append(whole)
+    others = others or [tirx.const(1.0, dtype)]  # of a scale behind the product, or none
     if len(wholes) != 1 or len(others) != 1:
         return "they aren't numbers times scales" if bits == 8 else "they aren't integers times scales"
     (whole,), (scale,) = wholes, others

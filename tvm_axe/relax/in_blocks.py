@@ -129,8 +129,8 @@ def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequenc
     def added(r: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         return te.sum(a[r, term].astype("float32") * weight[j, term].astype("float32"), term)
 
-    sums = te.compute((m, n), added, "sums")
-    return [a, b, scales, *points, te.compute((m, n), lambda r, j: sums[r, j].astype(dtype), "C")]
+    sums, out = te.compute((m, n), added, "sums"), problem.get("out_dtype", dtype)
+    return [a, b, scales, *points, te.compute((m, n), lambda r, j: sums[r, j].astype(out), "C")]
 
 
 def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from tvm import ir, relax, te, tirx
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -70,6 +71,7 @@ class _Product(NamedTuple):
     """A product with a weight of few bits: by which kernel, what it is made of, and which value each buffer is."""
 
     kernel: str
+    data: relax.Expr
     codes: Codes
     values: dict[tirx.Buffer, relax.Expr]
     problem: Problem
@@ -85,12 +87,21 @@ class _Finder:
         for call in self._values.calls():
             own = self._product(call) if is_call(call, "relax.matmul") else None
             if isinstance(own, _Product):
-                self.found[call] = own
+                self.found |= self._in_its_type(call, own)
             elif own is not None:
                 bits, why = own
                 self.left.append(
                     f"{self._values.named(call).name}: weights of {bits} bits are decoded in memory; {why}"
                 )
+
+    def _in_its_type(self, call: relax.Call, own: _Product) -> dict[relax.Call, _Product]:
+        """The call and its product; one of float32, which is cast at once, is the product of the type it is cast to."""
+        readers = self._values.readers(call)
+        if "out_dtype" in own.problem and len(readers) == 1 and is_call(readers[0], "relax.astype"):
+            (cast,) = readers
+            if str(cast.ty.dtype) == own.problem["dtype"]:
+                return {cast: own._replace(problem={k: v for k, v in own.problem.items() if k != "out_dtype"})}
+        return {call: own}
 
     def _product(self, call: relax.Call) -> _Product | tuple[int, str] | None:
         """What a product is made of; its weight's bits and why no kernel computes it; None if they aren't few."""
@@ -106,7 +117,8 @@ class _Finder:
         if not bits:
             return None
         dtype = str(weight.ty.dtype)
-        if dtype not in TYPES or {str(data.ty.dtype), str(call.ty.dtype)} != {dtype}:
+        out_dtype = str(call.ty.dtype)
+        if dtype not in TYPES or str(data.ty.dtype) != dtype or out_dtype not in (dtype, "float32"):
             return bits, f"the product is of {dtype}, the kernel's of {' or '.join(TYPES)}"
         row, column = (tirx.Var(name, "int64") for name in ("row", "column"))
         element = elements.at([column, row])
@@ -126,9 +138,11 @@ class _Finder:
             problem["middle"] = int(codes.zero)
         if str(codes.scale.ty.dtype) != dtype:
             problem["scale_dtype"] = str(codes.scale.ty.dtype)
+        if out_dtype != dtype:
+            problem["out_dtype"] = out_dtype
         if not compiles(DECODING[bits], self._target, problem):
             return bits, f"the target has no kernel for {k} terms in groups of {codes.group}"
-        return _Product(DECODING[bits], codes, {own: root for root, own in elements.roots.items()}, problem)
+        return _Product(DECODING[bits], data, codes, {own: root for root, own in elements.roots.items()}, problem)
 
 
 def _is_of(root: tirx.Buffer, bits: int, elements: int) -> bool:
@@ -151,7 +165,7 @@ class _Rewriter(PyExprMutator):
 
     def _called(self, call: relax.Call, own: _Product) -> relax.Expr:
         codes, problem, emit = own.codes, own.problem, self.builder_.emit
-        dtype, sides = str(problem["dtype"]), sides_of(call) or []
+        sides = sides_of(call) or []
         n, groups = codes.n, codes.k // codes.group
         stored, scale_dtype = codes.stored, str(codes.scale.ty.dtype)
         tensors = [self._tensor(own, "codes", (n, codes.k // stored.each), stored.dtype, codes.words, codes.byte)]
@@ -161,12 +175,12 @@ class _Rewriter(PyExprMutator):
             element = functools.partial(codes.of_group, value)
             tensors.append(self._tensor(own, name, (groups, n), kind, codes.of_groups(value, kind), element))
         rows = product(sides[:-1])
-        data = self.visit_expr(call.args[0])
+        data = self.visit_expr(own.data)
         if len(sides) != 2:
             data = emit(relax.op.reshape(data, (rows, problem["k"])))
         kinds = [(extents_of(each), str(each.ty.dtype)) for each in tensors]
         func = computed_by(own.kernel, problem, decoding_product_in_blocks(problem, kinds))
-        out = relax.TensorType((rows, problem["n"]), dtype)
+        out = relax.TensorType((rows, problem["n"]), str(call.ty.dtype))
         made = relax.call_tir(self.builder_.add_func(func, own.kernel), [data, *tensors], out)
         return made if len(sides) == 2 else relax.op.reshape(emit(made), sides)
 
@@ -184,6 +198,8 @@ class _Rewriter(PyExprMutator):
             return self.visit_expr(own.values[source])
         places = [tirx.Var(each, "int64") for each in ("i", "j")]
         value = element(*places)
+        if isinstance(value, tirx.FloatImm):
+            return relax.const(np.full(shape, float(value.value)), dtype)
         sources = list(dict.fromkeys(load.source for load in loads_in(value)))
         given = {each: te.placeholder(each.shape, each.dtype, str(each.name)) for each in sources}
         loaded = _tvm.structural_map(value, (ir.TensorLoad, lambda load: given[load.source](*load.indices)))

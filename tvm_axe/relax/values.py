@@ -93,6 +93,7 @@ class Values:
         self._names: dict[relax.Expr, relax.Var] = {}
         self._folded: dict[str, np.ndarray | None] = {}
         relax.analysis.post_order_visit(func, self._enter)
+        self._result = func.body.body
 
     def _enter(self, node: relax.Expr) -> None:
         if isinstance(node, relax.SeqExpr):
@@ -100,6 +101,18 @@ class Values:
                 bindings = [own for own in block.bindings if isinstance(own, relax.VarBinding)]
                 self._bound |= {own.var: own.value for own in bindings}
                 self._names |= {own.value: own.var for own in bindings if isinstance(own.value, relax.Call)}
+
+    @functools.cached_property
+    def _readers(self) -> dict[relax.Var, list[relax.Expr]]:
+        found: dict[relax.Var, list[relax.Expr]] = {}
+        for value in (*self._bound.values(), self._result):
+            for variable in relax.analysis.free_vars(value):
+                found.setdefault(variable, []).append(value)
+        return found
+
+    def readers(self, value: relax.Expr) -> list[relax.Expr]:
+        """What variables are bound to that is made of a value, once each, and the function's result if that is."""
+        return self._readers.get(self.named(value), [])
 
     def calls(self) -> list[relax.Call]:
         """All calls that variables are bound to, in order."""

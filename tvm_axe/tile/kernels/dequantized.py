@@ -80,13 +80,15 @@ def w4a16_matmul(
     zeros: bool = False,
     middle: int = MIDDLE,
     scale_dtype: str | None = None,
+    out_dtype: str | None = None,
     **tiles: Any,
 ) -> Recipe:
     """C = epilogue(A V^T), where V[j, i] = (code(j, i) - zero) * scale is of `dtype`, a type of 16 bits.
 
     A is (m, k) and C (m, n). B (n, k / 2) of uint8 has the codes, from 0 to 15: that of an even i in the low four bits.
     Each `group` codes of a row share a scale, `scales` (k / group, n) of `scale_dtype`, which is `dtype` or float32;
-    with `zeros`, `points` (k / group, n) of uint8 has the code that stands for zero, which is `middle` otherwise.
+    with `zeros`, `points` (k / group, n) of uint8 has the code that stands for zero, which is `middle` otherwise. C,
+    bias and residual are of `out_dtype`, which is `dtype` or float32.
 
     Parameters
     ----------
@@ -98,7 +100,8 @@ def w4a16_matmul(
     TileError
         k is odd, `group` doesn't divide it, it and `block_k` don't divide one another, or a type is none of those.
     """
-    problem = _Problem("w4a16_matmul", m, n, k, group, dtype, scale_dtype or dtype, CODES, middle, zeros)
+    types = _Types(dtype, scale_dtype or dtype, out_dtype or dtype)
+    problem = _Problem("w4a16_matmul", m, n, k, group, types, CODES, middle, zeros)
     return decoding_matmul(problem, **tiles)
 
 
@@ -112,13 +115,15 @@ def w8a16_matmul(
     zeros: bool = False,
     middle: int = 0,
     scale_dtype: str | None = None,
+    out_dtype: str | None = None,
     **tiles: Any,
 ) -> Recipe:
     """C = epilogue(A V^T), where V[j, i] = (B[j, i] - zero) * scale is of `dtype`, and B of `weights`, of eight bits.
 
     A is (m, k), B (n, k) and C (m, n). Each `group` weights of a row share a scale, `scales` (k / group, n) of
     `scale_dtype`, which is `dtype` or float32. With `zeros`, `points` (k / group, n) of B's type has the integer that
-    stands for zero, which is `middle` otherwise; of floats it is 0.
+    stands for zero, which is `middle` otherwise; of floats it is 0. C, bias and residual are of `out_dtype`, which is
+    `dtype` or float32.
 
     Parameters
     ----------
@@ -138,8 +143,17 @@ def w8a16_matmul(
     stored = Stored(weights, 1)
     if not stored.is_integer and (zeros or middle):
         raise TileError(f"w8a16_matmul: what stands for zero is for integers, weights is {weights}")
-    problem = _Problem("w8a16_matmul", m, n, k, group, dtype, scale_dtype or dtype, stored, middle, zeros)
+    types = _Types(dtype, scale_dtype or dtype, out_dtype or dtype)
+    problem = _Problem("w8a16_matmul", m, n, k, group, types, stored, middle, zeros)
     return decoding_matmul(problem, **tiles)
+
+
+class _Types(NamedTuple):
+    """The types of A and what is multiplied, of scales, and of C; the last two are the first or float32."""
+
+    dtype: str
+    scale_dtype: str
+    out_dtype: str
 
 
 class _Problem(NamedTuple):
@@ -150,8 +164,7 @@ class _Problem(NamedTuple):
     n: int
     k: int
     group: int
-    dtype: str
-    scale_dtype: str
+    types: _Types
     stored: Stored
     middle: int
     zeros: bool
@@ -179,10 +192,12 @@ def decoding_matmul(
     TileError
         As the kernels say.
     """
-    name, m, n, k, group, dtype, scale_dtype, stored, middle, zeros = problem
+    name, m, n, k, group, types, stored, middle, zeros = problem
+    dtype, scale_dtype, out_dtype = types
     check_packed(name, k, group, block_k, dtype, TYPES, stored.each)
-    if scale_dtype not in (dtype, "float32"):
-        raise TileError(f"{name}: scale_dtype is {dtype}, as dtype is, or float32, got {scale_dtype}")
+    for said, kind in list(types._asdict().items())[1:]:
+        if kind not in (dtype, "float32"):
+            raise TileError(f"{name}: {said} is {dtype}, as dtype is, or float32, got {kind}")
     epilogue, groups, steps = Epilogue(**options), k // group, tile.cdiv(k, block_k)
     share = tile.cdiv(steps, splits)
     splits = tile.cdiv(steps, share)  # none is empty
@@ -205,10 +220,10 @@ def decoding_matmul(
         B: T.Buffer((n, k // stored.each), stored.dtype),
         scales: T.Buffer((groups, n), scale_dtype),
         points: T.Buffer((groups, n), stored.dtype),
-        bias: T.Buffer((n,), dtype),
-        residual: T.Buffer((m, n), dtype),
+        bias: T.Buffer((n,), out_dtype),
+        residual: T.Buffer((m, n), out_dtype),
         partial: T.Buffer((splits, m, n), "float32"),
-        C: T.Buffer((m, n), dtype),
+        C: T.Buffer((m, n), out_dtype),
     ) -> None:
         with tile.kernel(
             splits, tile.cdiv(count, block_m), tile.cdiv(n, block_n), blocks_per_sm=blocks if blocks > 1 else None
@@ -245,11 +260,12 @@ def decoding_matmul(
                         partial[z, i * block_m + x, j * block_n + y] = total
                     else:
                         C[i * block_m + x, j * block_n + y] = T.cast(
-                            epilogue.expression(total, (i * block_m + x, j * block_n + y), None, bias, residual), dtype
+                            epilogue.expression(total, (i * block_m + x, j * block_n + y), None, bias, residual),
+                            out_dtype,
                         )
 
     product = only_used(decoding_matmul.with_attr("global_symbol", name))
-    programs = (product, *((combine(splits, m, n, dtype, epilogue),) if splits > 1 else ()))
+    programs = (product, *((combine(splits, m, n, out_dtype, epilogue),) if splits > 1 else ()))
     return Recipe(programs, packed(zeros, epilogue), ("C",))
 
 
@@ -386,8 +402,8 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
         "A": normal(rng, (m, k), dtype),
         "B": whole((n, k // stored.each)) if stored.is_integer else normal(rng, (n, k), stored.dtype),
         "scales": rng.uniform(0.05, 0.3, groups).astype("float32").astype(problem.get("scale_dtype", dtype)),
-        "bias": normal(rng, (n,), dtype),
-        "residual": normal(rng, (m, n), dtype),
+        "bias": normal(rng, (n,), problem.get("out_dtype", dtype)),
+        "residual": normal(rng, (m, n), problem.get("out_dtype", dtype)),
     }
     if problem.get("zeros", False):
         drawn["points"] = whole(groups, 15 if stored.each == 2 else None)
@@ -401,7 +417,7 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
     a, b = arrays["A"].astype("float64"), decoded(arrays, problem["group"], middle, stored.each)
     epilogue, dtype = epilogue_of(problem), problem["dtype"]
     magnitude = epilogue.magnitude(np.abs(a) @ np.abs(b.T), arrays)
-    slack = product_slack(dtype, dtype, problem["k"], magnitude) + ROUNDING[dtype] * magnitude
+    slack = product_slack(dtype, problem.get("out_dtype", dtype), problem["k"], magnitude) + ROUNDING[dtype] * magnitude
     return {"C": Expected(epilogue.reference(a @ b.T, arrays), slack)}
 
 
@@ -440,6 +456,7 @@ W8A16_MATMUL = Kernel(
         {"m": 9, "n": 100, "k": 480, "group": 96, "dtype": "bfloat16", "weights": "uint8", "zeros": True,
          "residual": True},
         {"m": 64, "n": 72, "k": 130, "group": 130, "dtype": "float16", "weights": "float8_e5m2"},
-        {"m": 5, "n": 64, "k": 256, "group": 32, "dtype": "float16", "weights": "uint8", "middle": 128},
+        {"m": 5, "n": 64, "k": 256, "group": 32, "dtype": "float16", "weights": "uint8", "middle": 128,
+         "out_dtype": "float32", "bias": True},
     ),
 )  # fmt: skip

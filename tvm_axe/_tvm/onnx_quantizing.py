@@ -1,0 +1,152 @@
+"""ONNX's quantized numbers: to them and back, and products and convolutions of them.
+
+A number y of few bits stands for ``(y - zero_point) * scale``, where scale and zero point are of all, of each place of
+a dimension, or of each block of so many of a dimension. Source: ONNX operators, DequantizeLinear-25, QuantizeLinear-25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tvm.relax import op
+
+from tvm_axe._tvm.onnx_call import Call
+
+__all__ = ["QUANTIZING"]
+
+_FEW = ("int8", "uint8", "int16", "uint16", "int32", "float8_e4m3fn", "float8_e5m2")
+
+
+def _type(value: Any) -> str:
+    return str(value.ty.dtype)
+
+
+def _rank(value: Any) -> int:
+    return len(value.ty.shape)
+
+
+def _named(kind: int) -> str:
+    """A type by its number in ONNX."""
+    import onnx
+
+    return str(onnx.helper.tensor_dtype_to_np_dtype(kind))
+
+
+def _along(value: Any, rank: int, axis: int | None) -> Any:
+    """A vector along one dimension of so many."""
+    if _rank(value) != 1:
+        return value
+    if axis is None or int(value.ty.shape[0]) == 1:
+        return op.reshape(value, ())
+    return op.reshape(value, [-1 if dim == axis % rank else 1 for dim in range(rank)])
+
+
+# ---- To few bits and back
+
+
+def _spread(call: Call, value: Any, x: Any, axis: int, block_size: int) -> Any:
+    """A scale or zero point with that of each element of `x` at its place, or where it is broadcast from."""
+    if not block_size:
+        return _along(value, _rank(x), axis if _rank(x) > 1 else 0)
+    axis %= _rank(x)
+    return op.strided_slice(call.emit(op.repeat(value, block_size, axis)), [axis], [0], [x.ty.shape[axis]])
+
+
+def _dequantized(
+    call: Call, x: Any, scale: Any, zero_point: Any = None, axis: int = 1, block_size: int = 0, output_dtype: int = 0
+) -> Any:
+    """In float32, as ONNX's own, and then of the type that is asked for: that of the scale if none is."""
+    _check(call, _type(x))
+    number = x
+    if zero_point is not None and not _type(x).startswith("float"):
+        zero = call.emit(op.astype(_spread(call, zero_point, x, axis, block_size), "int32"))
+        number = call.emit(op.subtract(call.emit(op.astype(x, "int32")), zero))
+    wide = call.emit(op.astype(_spread(call, scale, x, axis, block_size), "float32"))
+    value = call.emit(op.multiply(call.emit(op.astype(number, "float32")), wide))
+    return op.astype(value, _named(output_dtype) if output_dtype else _type(scale))
+
+
+def _quantized(
+    call: Call, x: Any, scale: Any, zero_point: Any = None, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
+    saturate: int = 1, precision: int = 0,
+) -> Any:  # fmt: skip
+    """Integers are rounded to the nearest, the even one of two; floats as a cast does it."""
+    dtype = _type(zero_point) if zero_point is not None else _named(output_dtype) if output_dtype else "uint8"
+    _check(call, dtype)
+    made = _named(precision) if precision else "float32"
+    wide = call.emit(op.astype(_spread(call, scale, x, axis, block_size), made))
+    value = call.emit(op.divide(call.emit(op.astype(x, made)), wide))
+    if dtype.startswith("float"):
+        most = float(ml_dtypes.finfo(getattr(ml_dtypes, dtype)).max)
+        return op.astype(call.emit(op.clip(value, -most, most)) if saturate else value, dtype)
+    zero = None if zero_point is None else _spread(call, zero_point, x, axis, block_size)
+    return _limited(call, call.emit(op.round(value)), zero, dtype)
+
+
+def _check(call: Call, dtype: str) -> None:
+    if dtype not in _FEW:
+        raise call.refused(f"a quantized type of {dtype}", f"use one of {', '.join(_FEW)}")
+
+
+def _limited(call: Call, value: Any, zero_point: Any, dtype: str) -> Any:
+    """Whole floats and a zero point as an integer of a type, or its least or greatest."""
+    if zero_point is not None:
+        value = call.emit(op.add(value, op.astype(zero_point, _type(value))))
+    limits = np.iinfo(dtype)
+    return op.astype(op.clip(value, int(limits.min), int(limits.max)), dtype)
+
+
+# ---- Products
+
+
+def _less_zero_point(value: Any, zero_point: Any, axis: int | None, call: Call) -> Any:
+    """What is quantized as int32, less its zero point, which may be one for each place of a dimension."""
+    wide = op.astype(value, "int32")
+    if zero_point is None:
+        return call.emit(wide)
+    zero = call.emit(op.astype(zero_point, "int32"))
+    return call.emit(op.subtract(wide, _along(zero, _rank(value), axis)))
+
+
+def _conv_integer(call: Call, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None, **attributes: Any) -> Any:
+    return call.upstream(
+        "Conv", [_less_zero_point(x, x_zero, None, call), _less_zero_point(w, w_zero, 0, call), None], **attributes
+    )
+
+
+def _requantized(call: Call, sums: Any, scale: Any, out_scale: Any, zero_point: Any) -> Any:
+    ratio = op.divide(op.astype(scale, "float32"), op.astype(_along(out_scale, 1, None), "float32"))
+    value = call.emit(op.round(op.multiply(op.astype(sums, "float32"), ratio)))
+    return _limited(call, value, _along(zero_point, 1, None), _type(zero_point))
+
+
+def _qlinear_conv(
+    call: Call, x: Any, x_scale: Any, x_zero: Any, w: Any, w_scale: Any, w_zero: Any, y_scale: Any, y_zero: Any,
+    bias: Any = None, **attributes: Any,
+) -> Any:  # fmt: skip
+    sums = call.emit(_conv_integer(call, x, w, x_zero, w_zero, **attributes))
+    if bias is not None:
+        sums = call.emit(op.add(sums, _along(bias, _rank(x), 1)))
+    scale = call.emit(op.multiply(_along(x_scale, 1, None), _along(w_scale, _rank(x), 1)))
+    return _requantized(call, sums, scale, y_scale, y_zero)
+
+
+def _qlinear_matmul(
+    call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any
+) -> Any:
+    one, two = _less_zero_point(a, a_zero, -2, call), _less_zero_point(b, b_zero, -1, call)
+    scale = call.emit(op.multiply(_along(a_scale, max(_rank(a), 2), -2), _along(b_scale, max(_rank(b), 2), -1)))
+    return _requantized(call, call.emit(op.matmul(one, two, "int32")), scale, y_scale, y_zero)
+
+
+QUANTIZING: Mapping[str, Callable[..., Any]] = {
+    "ConvInteger": _conv_integer,
+    "DequantizeLinear": _dequantized,
+    "QLinearConv": _qlinear_conv,
+    "QLinearMatMul": _qlinear_matmul,
+    "QuantizeLinear": _quantized,
+}
+"""Converters by operator."""
