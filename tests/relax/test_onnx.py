@@ -276,3 +276,46 @@ def test_largest_of_uint64_are_refused() -> None:
     model = model_of([node], {"x": np.zeros((3, 5), "uint64")}, {"k": np.array([2])}, onnx.TensorProto.UINT64)
     with pytest.raises(axe.InputError, match="top: TopK isn't imported: upstream sorts no uint64; cast"):
         from_onnx(model)
+
+
+def of_codes(codes: Any, bits: int) -> Any:
+    """Codes along the last dimension as bytes, the first in the low bits."""
+    if bits == 8:
+        return codes.astype("uint8")
+    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
+    return (padded[..., ::2] | padded[..., 1::2] << 4).astype("uint8")
+
+
+@pytest.mark.parametrize("zeros", ["none", "codes", "floats"])
+@pytest.mark.parametrize(("bits", "k"), [(4, 96), (4, 70), (8, 64)])
+def test_products_of_packed_weights(bits: int, k: int, zeros: str) -> None:
+    """ONNX Runtime's: codes in blocks of 32, of which the last may be a part."""
+    rng, n, block = np.random.default_rng(5), 24, 32
+    blocks = -(-k // block)
+    codes = rng.integers(0, 1 << bits, (n, blocks, block))
+    scales = rng.uniform(0.01, 0.1, (n, blocks)).astype("float32")
+    zero = np.full((n, blocks), 1 << bits - 1)
+    weights = {"b": of_codes(codes, bits), "scales": scales.reshape(-1)}
+    if zeros != "none":
+        zero = rng.integers(0, 1 << bits, (n, blocks))
+        weights["zero"] = of_codes(zero, bits).reshape(-1) if zeros == "codes" else zero.astype("float32").reshape(-1)
+    told = {"K": k, "N": n, "bits": bits, "block_size": block}
+    node = helper.make_node("MatMulNBits", ["a", *weights], ["y"], domain=MICROSOFT, **told)
+    a = drawn(2, 3, k)
+    found = np.asarray(axe.compile(from_onnx(model_of([node], {"a": a}, weights)), work_dir=None)(a))
+    matrix = ((codes - zero[..., None]) * scales[..., None].astype("float64")).reshape(n, -1)[:, :k]
+    np.testing.assert_allclose(found, a.astype("float64") @ matrix.T, rtol=1e-4, atol=1e-4)
+
+
+def test_what_of_packed_weights_is_refused() -> None:
+    weights = {"b": np.zeros((4, 1, 16), "uint8"), "scales": np.ones(4, "float32")}
+    for more, told, why in (
+        ({"": None, "index": np.zeros(32, "int32")}, {"bits": 4}, "columns have groups by an index, g_idx"),
+        ({}, {"bits": 2}, "weights of 2 bits; quantize them to 4 or 8 bits"),
+    ):
+        given = {**weights, **{name: each for name, each in more.items() if name}}
+        node = helper.make_node(
+            "MatMulNBits", ["a", *weights, *more], ["y"], domain=MICROSOFT, K=32, N=4, block_size=32, **told
+        )
+        with pytest.raises(axe.errors.InputError, match=why):
+            from_onnx(model_of([node], {"a": (FLOAT, [2, 32])}, given))

@@ -248,6 +248,36 @@ def test_layers_of_onnx_are_the_kernel(dtype: str) -> None:
     assert np.abs(got - want).max() / np.abs(want).max() < BOUND["float16"]
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_of_onnx_runtime_are_kernels(bits: int) -> None:
+    onnx = pytest.importorskip("onnx", reason="it describes the model")
+    from tvm_axe.relax import from_onnx
+
+    helper, rng, blocks, half = onnx.helper, np.random.default_rng(6), K // GROUP, onnx.TensorProto.FLOAT16
+    b = rng.integers(0, 256, (N, blocks, GROUP * bits // 8)).astype("uint8")
+    scales, zero = rng.uniform(0.01, 0.03, N * blocks).astype("float16"), rng.integers(0, 256, (N, blocks * bits // 8))
+    tensors = {"b": b, "s": scales, "z": zero.astype("uint8").reshape(-1)}
+    told = {"K": K, "N": N, "bits": bits, "block_size": GROUP}
+    graph = helper.make_graph(
+        [helper.make_node("MatMulNBits", ["x", *tensors], ["y"], domain="com.microsoft", **told)], "graph",
+        [helper.make_tensor_value_info("x", half, [ROWS, K])], [helper.make_tensor_value_info("y", half, [ROWS, N])],
+        [onnx.numpy_helper.from_array(each, name) for name, each in tensors.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    found = with_decoding_products(from_onnx(helper.make_model(graph, opset_imports=opsets)), GPU)
+    assert kernels(found) == [f"w{bits}a16_matmul"]
+
+    def codes(packed: np.ndarray) -> np.ndarray:
+        return packed if bits == 8 else np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
+
+    number = codes(b).astype("float64") - codes(zero)[..., None]
+    matrix = (number * scales.reshape(N, blocks, 1)).reshape(N, K)
+    x = rng.standard_normal((ROWS, K)).astype("float16")
+    got = np.asarray(axe.compile(found, work_dir=None)(x)).astype("float64")
+    want = x.astype("float64") @ matrix.T
+    assert np.abs(got - want).max() / np.abs(want).max() < BOUND["float16"]
+
+
 def _rounded() -> tvm.IRModule:
     """Scales that are rounded to floats of eight bits before they are used."""
     text = model("integers of rows").script(show_meta=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from tvm import relax
 from tvm.relax import op
 
 from tvm_axe._tvm.onnx_call import Call
@@ -142,11 +143,56 @@ def _qlinear_matmul(
     return _requantized(call, call.emit(op.matmul(one, two, "int32")), scale, y_scale, y_zero)
 
 
+def _matmul_nbits(
+    call: Call, a: Any, b: Any, scales: Any, zero_points: Any = None, g_idx: Any = None, bias: Any = None, K: int = 0,
+    N: int = 0, bits: int = 4, block_size: int = 0, accuracy_level: int = 0,
+) -> Any:  # fmt: skip
+    """ONNX Runtime's product with weights of four or eight bits: codes of a row in blocks, each with its scale.
+
+    Source: ONNX Runtime, "Contrib operators: com.microsoft.MatMulNBits".
+    """
+    if bits not in _CODES:
+        raise call.refused(f"weights of {bits} bits", "quantize them to 4 or 8 bits")
+    if g_idx is not None:
+        raise call.refused("columns have groups by an index, g_idx", "quantize without act_order")
+    dtype, blocks = _type(a), -(-K // block_size)
+    codes = call.emit(op.reshape(_codes(call, b, bits), (N, blocks, block_size)))
+    if zero_points is None:
+        number = call.emit(op.subtract(call.emit(op.astype(codes, "int32")), relax.const(1 << bits - 1, "int32")))
+    elif _type(zero_points) == "uint8":
+        of_bytes = call.emit(op.reshape(zero_points, (N, -(-blocks * bits // 8))))
+        zero = call.emit(op.strided_slice(_codes(call, of_bytes, bits), [1], [0], [blocks]))
+        zero = call.emit(op.reshape(call.emit(op.astype(zero, "int32")), (N, blocks, 1)))
+        number = call.emit(op.subtract(call.emit(op.astype(codes, "int32")), zero))
+    else:
+        number = call.emit(op.subtract(call.emit(op.astype(codes, dtype)), op.reshape(zero_points, (N, blocks, 1))))
+    scale = call.emit(op.reshape(scales, (N, blocks, 1)))
+    wide = call.emit(op.multiply(call.emit(op.astype(number, _type(scales))), scale))
+    weight = call.emit(op.strided_slice(op.reshape(wide, (N, blocks * block_size)), [1], [0], [K]))
+    made = call.emit(op.matmul(a, op.permute_dims(call.emit(op.astype(weight, dtype)))))
+    return made if bias is None else op.add(made, bias)
+
+
+_CODES = (4, 8)
+"""Bits of a code that there are."""
+
+
+def _codes(call: Call, of_bytes: Any, bits: int) -> Any:
+    """The codes of bytes, along the last dimension, that in the low bits first."""
+    if bits == 8:
+        return of_bytes
+    low = call.emit(op.bitwise_and(of_bytes, relax.const(15, "uint8")))
+    high = call.emit(op.right_shift(of_bytes, relax.const(4, "uint8")))
+    *rows, columns = of_bytes.ty.shape
+    return call.emit(op.reshape(op.stack([low, high], -1), (*rows, 2 * int(columns))))
+
+
 QUANTIZING: Mapping[str, Callable[..., Any]] = {
     "ConvInteger": _conv_integer,
     "DequantizeLinear": _dequantized,
     "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_matmul,
     "QuantizeLinear": _quantized,
+    "com.microsoft.MatMulNBits": _matmul_nbits,
 }
 """Converters by operator."""
