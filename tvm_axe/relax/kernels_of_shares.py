@@ -68,8 +68,8 @@ def said_of_share(local: tirx.PrimFunc, whole: tirx.PrimFunc) -> dict[str, Any] 
         return None
     if is_decoding(whole) and not _decodes_so(local, blocks_of_product(local, {**own, **share})):
         return None
-    # Of what isn't known it is said already which extent it is.
-    return {**asked, **{f"{KERNEL}.{key}": n for key, n in share.items() if isinstance(n, int)}}
+    # Of what isn't known it is said already which extent it is, unless it is another.
+    return {**asked, **{f"{KERNEL}.{key}": n for key, n in share.items() if isinstance(n, int | list)}}
 
 
 def is_decoding(func: tirx.PrimFunc) -> bool:
@@ -187,7 +187,11 @@ def _share_of_attention(own: Mapping[str, Any], shapes: _Shapes, whole: _Shapes)
     rows = 3 if not own["causal"] else 2
     same = _alike(q, out) and _alike(k, v) and _alike(q[rows:], all_q[rows:]) and _alike(k[2:], all_k[2:])
     found = _heads(own, q[0], q[1], k[1]) if same and _alike(k[:1], q[:1]) else None
-    return None if found is None else {**found, "queries": q[2]}
+    if found is None:
+        return None
+    # Of an unknown length that queries and keys have it is said which extent of the queries it is.
+    is_apart = not isinstance(k[2], int) and not _alike(q[2:3], k[2:3])
+    return {**found, "queries": q[2], **({"keys": [1, _AXES[order[1]][2]]} if is_apart else {})}
 
 
 def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
