@@ -77,13 +77,15 @@ def test_attention_over_pixels(workers: Any, devices: int) -> None:
         compared(lambda *arrays: (exe.run if given else exe)(*given, *arrays), model, (torch.randn(2, 3, *size),))
 
 
-def test_windows_of_a_padded_picture() -> None:
+@pytest.mark.parametrize("devices", [1, 2])
+def test_windows_of_a_padded_picture(workers: Any, devices: int) -> None:
     model = Windows().eval()
     auto = torch.export.Dim.AUTO
     made = imported(model, (torch.randn(2, 6, 10, 3),), ({0: auto, 1: auto, 2: auto},))
-    exe = axe.compile(made, work_dir=None)
+    exe = axe.compile(made, mesh=axe.Mesh({"tp": devices}) if devices > 1 else None, work_dir=None)
+    given = [workers(devices)] if devices > 1 else []
     for size in SIDES:
-        compared(exe, model, (torch.randn(3, *size, 3),))
+        compared(lambda *arrays: (exe.run if given else exe)(*given, *arrays), model, (torch.randn(3, *size, 3),))
 
 
 COMPUTED = {

@@ -29,6 +29,7 @@ from tvm_axe._tvm.llvm import compile_llvm, load_llvm
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.paged import PAGED, PAGED_ATTENDS, PAGED_CREATES, PAGED_POSITIONS, PagedCache, paged_cache, paged_call
 from tvm_axe._tvm.parsing import keep_stacks_short
+from tvm_axe._tvm.quotients import reduced
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
 from tvm_axe._tvm.relax import (
     PREPACK,
@@ -151,6 +152,7 @@ __all__ = [
     "put_back",
     "raise_own_fault",
     "record_json",
+    "reduced",
     "register_dispatch",
     "register_functions",
     "register_pipeline",

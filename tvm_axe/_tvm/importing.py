@@ -12,6 +12,7 @@ from tvm import IRModule, ir, relax, tirx
 from tvm.relax import op
 
 from tvm_axe._tvm.formulas import number
+from tvm_axe._tvm.quotients import reduced
 from tvm_axe._tvm.torch_broadcasting import in_one_shape
 from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
 from tvm_axe._tvm.torch_padding import padded
@@ -212,13 +213,30 @@ def _as_pytorch_says(convert: Callable[[Any, Any], Any], node: Any, importer: An
     try:
         other |= in_one_shape(node, {each: other.get(each, importer.env.get(each)) for each in promoted}, importer)
         with _standing_for(importer, other):
-            made = convert(node, importer)
+            made = _with_reduced_extents(convert(node, importer), importer)
         is_one = isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType)
         return _checked(made, said, dtype, node, importer) if is_one and dtype is not None else made
     except InputError:
         raise
     except _FAILS as error:
         raise InputError(f"{node.name}: {_name(node)} isn't imported of these arguments: {error}") from error
+
+
+def _with_reduced_extents(made: Any, importer: Any) -> Any:
+    """A size, or a tensor whose extents are made of sizes, with as few operations as these need.
+
+    What is made of it is made of its extents, and these are compared: rows of windows that are ``x // (x // 4)`` have
+    no sum with what has four.
+    """
+    if _is_size(made):
+        return reduced(made)
+    shape = made.ty.shape if isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr):
+        return made
+    extents = [reduced(extent) for extent in shape.values]
+    if all(extent.same_as(own) for extent, own in zip(extents, shape.values)):
+        return made
+    return importer.block_builder.emit(op.reshape(made, extents))
 
 
 def _is_size(value: Any) -> bool:

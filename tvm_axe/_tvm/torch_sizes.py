@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
+from tvm_axe._tvm.quotients import reduced
 from tvm_axe.errors import InputError
 
 __all__ = [
@@ -196,7 +197,7 @@ def _expression(said: Any, sizes: Mapping[str, tirx.Var]) -> Any:
     combined, parts = _COMBINED.get(type(said).__name__), [_expression(part, sizes) for part in said.args]
     if combined is None or any(part is None for part in parts):
         return None
-    return functools.reduce(combined, parts)
+    return reduced(functools.reduce(combined, parts))
 
 
 def _rounded(said: Any, sizes: Mapping[str, tirx.Var], up: bool) -> Any:

@@ -13,6 +13,7 @@ from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.attended import with_attention
 from tvm_axe.relax.convolutions import with_convolutions
+from tvm_axe.relax.extents import with_reduced_extents
 from tvm_axe.relax.flattened import with_rows_as_one_number
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.operators_of_attention import saying_what_is_left, with_repeated_heads
@@ -65,7 +66,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     backend = backend_of(target)
     if pack_weights:
         check_packing(model)
-    model = with_shapes_for_operators(model)
+    model = with_shapes_for_operators(with_reduced_extents(model))
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
     model = with_batch_statistics(with_repeated_heads(with_decoding_products(model, target)))

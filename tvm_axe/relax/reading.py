@@ -14,6 +14,7 @@ from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.errors import LowerError
+from tvm_axe.relax.extents import with_reduced_extents
 from tvm_axe.relax.graph import Count, Graph, Node, Value
 from tvm_axe.relax.objects import TAKERS, cache_of, called
 from tvm_axe.relax.operators_of_attention import APART, saying_what_is_left, with_repeated_heads
@@ -50,7 +51,7 @@ def legalized(
     on_host : bool
         Whether devices are CPUs.
     """
-    model = with_known_shapes(with_repeated_heads(with_solved_sizes(model)))
+    model = with_known_shapes(with_repeated_heads(with_reduced_extents(with_solved_sizes(model))))
     model = widened(with_batch_statistics(model), matmuls=on_host)
     # Upstream takes what is said of a tensor's shape for the tensor, and what follows loses its shape.
     canonical = [] if says_shapes(model) else [relax.transform.CanonicalizeBindings()]
