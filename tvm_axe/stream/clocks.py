@@ -28,9 +28,10 @@ class Clocks:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         units, channels, accelerator = engine.units, engine.channels, engine.accelerator
-        self._units = np.zeros((len(units), 13), np.int64)
+        self._units = np.zeros((len(units), 14), np.int64)
         self._units[:, m.AT] = self._units[:, m.TAIL] = np.arange(len(units)) + 1
         self._units[:, m.DUE], self._units[:, m.TURN] = m.NEVER, -1
+        self._units[:, m.PORTS], ports = _ports(units)
         depths = np.array([channel.depth for channel in channels], np.int64)
         self._channels = np.zeros((len(channels), 9), np.int64)
         self._channels[:, m.BASE] = np.cumsum(depths) - depths
@@ -53,6 +54,7 @@ class Clocks:
         self._arrays = {
             "code": np.zeros(4 * self._used, np.int64),
             "units": self._units,
+            "ports": ports,
             "channels": self._channels,
             "slots": np.zeros((int(depths.sum()), 2), np.int64),
             "queues": self._queues,
@@ -159,6 +161,21 @@ class Clocks:
         if step in (steps.GO, steps.FIRST):
             return unit.waits
         takes, sends = step in (steps.PEEK, steps.TAKE, steps.READ), step in (steps.ROOM, steps.SEND)
-        if not (takes or sends) or self._channels[cell >> 4, m.COUNT if takes else m.SPACE]:
+        if not (takes or sends):
             return ()
-        return (self._engine.channels[cell >> 4],)
+        channel = (unit.inputs if takes else unit.outputs)[cell >> 5]
+        return () if self._channels[channel.number, m.COUNT if takes else m.SPACE] else (channel,)
+
+
+def _ports(units: Sequence[Unit]) -> tuple[np.ndarray, np.ndarray]:
+    """Return where each unit's ports begin, and the channels of all of them; see `tvm_axe.stream.steps`."""
+    ends = [unit.inputs for unit in units], [unit.outputs for unit in units]
+    many = [np.array(list(map(len, channels)), np.int64) for channels in ends]
+    room = 2 * np.maximum(*many)
+    begin = np.cumsum(room) - room
+    ports = np.zeros(int(room.sum()), np.int64)
+    for side, (channels, count) in enumerate(zip(ends, many)):
+        numbers = np.array([channel.number for some in channels for channel in some], np.int64)
+        within = np.arange(len(numbers)) - np.repeat(np.cumsum(count) - count, count)
+        ports[np.repeat(begin, count) + 2 * within + side] = numbers
+    return begin, ports

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,11 +22,13 @@ import numpy as np
 from tvm_axe.errors import StreamError
 from tvm_axe.stream import steps
 from tvm_axe.stream.codec import EMPTY, Token
+from tvm_axe.stream.memo import Memo, Whole
 from tvm_axe.stream.memory import Accelerator, Occupancy, Tenant
 from tvm_axe.stream.waiting import deadlock, too_long
 
 if TYPE_CHECKING:
-    from tvm_axe.stream.graph import Tensor
+    from tvm_axe.stream.graph import Node, Tensor
+    from tvm_axe.stream.operators.base import Operator
     from tvm_axe.stream.types import StreamType
 
 AHEAD = 1 << 16
@@ -55,8 +57,14 @@ class Channel:
         The rank of its stream.
     number, depth : int
         The channel's place among those of the run, and the tokens that it holds.
-    peek, free, take, room, send : int
-        The steps of scripts.
+    port : int
+        The reader's port that it leads to.
+    peek, free, take : int
+        The steps of its reader.
+    room, send : int
+        The steps of its writer.
+    whole : Whole or None
+        All its tokens, if they were sent at once.
     initial, count : int
         Tokens that are in it from the start, and at the end.
     returns : bool
@@ -64,22 +72,30 @@ class Channel:
     """
 
     __slots__ = (
-        "count", "depth", "free", "initial", "items", "number", "peek", "rank", "returns", "room", "send", "source",
-        "stored", "take", "target", "type", "waiter",
+        "count", "depth", "free", "initial", "items", "number", "peek", "port", "rank", "returns", "room", "send",
+        "source", "stored", "take", "target", "type", "waiter", "whole",
     )  # fmt: skip
 
     def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool) -> None:
         self.type, self.depth, self.stored, self.returns = type, depth, stored, False
-        self.rank, self.source, self.target = type.rank, sender.name, ""
+        self.rank, self.source = len(type.shape), sender.name
         self.initial = self.count = 0
         self.items: deque[Token] = deque()
         self.waiter: Unit | None = None
-        channels = sender.engine.channels
-        self.number = number = len(channels)
+        self.whole: Whole | None = None
+        channels, outputs = sender.engine.channels, sender.outputs
+        self.number = len(channels)
         channels.append(self)
-        cell = number << 4
-        self.peek, self.free, self.take = cell | steps.PEEK, cell | steps.FREE, cell | steps.TAKE
+        cell = (2 * len(outputs) + 1) << 4
         self.room, self.send = cell | steps.ROOM, cell | steps.SEND
+        outputs.append(self)
+
+    def lead_to(self, reader: Unit) -> None:
+        """Make it the reader's next input."""
+        self.target, self.port = reader.name, 2 * len(reader.inputs)
+        cell = self.port << 4
+        self.peek, self.free, self.take = cell | steps.PEEK, cell | steps.FREE, cell | steps.TAKE
+        reader.inputs.append(self)
 
 
 class Unit:
@@ -88,7 +104,17 @@ class Unit:
     Attributes
     ----------
     name, kind : str
-        The operator's name and kind.
+        The unit's name and its operator's kind.
+    operator : Operator
+        What it does.
+    node : Node
+        The operator in the program, or whose streams are copied or thrown away.
+    memo : Memo or None
+        What units like it have done, until it has begun.
+    likeness : Hashable or None
+        What the operator's work depends on beside tokens, the same for units that are alike.
+    process : generator or None
+        What runs it, once it has begun.
     inputs, outputs : list[Channel]
         The unit's channels, in the operator's order.
     metered : list[tuple[Channel, callable]]
@@ -108,12 +134,15 @@ class Unit:
     """
 
     __slots__ = (
-        "answer", "asked", "blocked", "busy", "clock", "done", "engine", "flops", "inputs", "kind", "memory", "metered",
-        "name", "number", "outputs", "process", "read", "script", "spans", "timed", "tokens", "waits", "written",
+        "answer", "asked", "blocked", "busy", "clock", "done", "engine", "flops", "inputs", "kind", "likeness", "memo",
+        "memory", "metered", "name", "node", "number", "operator", "outputs", "process", "read", "script", "spans",
+        "timed", "tokens", "waits", "written",
     )  # fmt: skip
 
-    def __init__(self, name: str, kind: str, engine: Engine) -> None:
-        self.name, self.kind, self.engine, self.script = name, kind, engine, engine.script
+    def __init__(self, name: str, operator: Operator, node: Node, likeness: Hashable | None, engine: Engine) -> None:
+        self.name, self.kind, self.operator, self.node = name, operator.kind, operator, node
+        self.likeness = likeness
+        self.engine, self.script = engine, engine.script
         self.timed = engine.accelerator is not None
         self.inputs: list[Channel] = []
         self.outputs: list[Channel] = []
@@ -125,7 +154,8 @@ class Unit:
         self.done = self.asked = False
         self.answer = 0
         self.waits: Sequence[Channel] = ()
-        self.process: Process
+        self.memo: Memo | None = None
+        self.process: Process | None = None
 
     def fail(self, message: str) -> StreamError:
         """Return the error that says `message` of this unit."""
@@ -190,7 +220,7 @@ class Unit:
 
     def read_after(self, channel: Channel, cycles: int) -> None:
         """Let pass what is left of so many cycles from when the next token came."""
-        self.script.extend((channel.number << 4 | steps.READ, cycles))
+        self.script.extend((channel.port << 4 | steps.READ, cycles))
 
     def use(self, tenant: Tenant) -> None:
         """Note that a tenant of on-chip memory is needed now."""
@@ -203,7 +233,7 @@ class Unit:
 
     def earliest(self, channels: Sequence[Channel]) -> Generator[None, None, int]:
         """Wait for the first token of several channels, and until it is known to be the first; return its number."""
-        self.script.extend((len(channels) << 4 | steps.FIRST, *(channel.number for channel in channels)))
+        self.script.extend((len(channels) << 4 | steps.FIRST, *(channel.port for channel in channels)))
         self.waits = channels
         at = yield from self._asking()
         self.waits = ()
@@ -247,10 +277,29 @@ class Engine:
         self.rows: dict[str, int] = {}
         self.outputs: dict[str, list[Token]] = {}
         self.written: dict[str, list[tuple[int, int, np.ndarray]]] = {}
-        self.prices: dict[tuple, dict[tuple, Any]] = {}
+        self.prices: dict[Hashable, dict[tuple, Any]] = {}
+        self.cells: dict[tuple[int, bool], Any] = {}
+        self.memos: dict[Hashable, Memo] = {}
+        self._wholes: dict[tuple[Token, ...], Whole] = {}
         self.off_chip_busy = 0.0
         self._fresh = array("q")
         self._failed: dict[int, StreamError] = {}
+
+    def prepare(self, unit: Unit) -> None:
+        """Get a unit ready whose channels are there.
+
+        Of units that are alike the first one's process is made, which finds what is wrong with any of them; others may
+        need none.
+        """
+        likeness = None if self.values else unit.likeness
+        if likeness is not None:
+            memo = self.memos.get(likeness)
+            if memo is None:
+                memo = self.memos[likeness] = Memo(self._wholes)
+            memo.units += 1
+            unit.memo = memo
+        if unit.memo is None or unit.memo.units == 1:
+            unit.process = unit.operator.process(unit.node, unit)
 
     def occupy(self, unit: Unit, size: int) -> Tenant:
         """Take up on-chip memory from now on.
@@ -332,10 +381,11 @@ class Engine:
             raise StreamError(deadlock(self.units, self.sinks))
         for unit in self.units:
             for channel in unit.inputs:
-                left = sum(value is not EMPTY for value, _ in channel.items)
+                left = sum(value is not EMPTY for value, _ in channel.items) if channel.items else 0
                 if left and not channel.returns:
                     raise unit.fail(f"{left} values of {channel.source!r} are left: it ended without taking them")
-            unit.process.close()
+            if unit.process is not None:
+                unit.process.close()
 
     def release(self) -> None:
         """Let go of the units, each of which knows the engine, so that memory is free without a garbage collection."""
@@ -353,19 +403,25 @@ class Engine:
         while ready and len(script) < AHEAD:
             unit = take()
             start, known = len(script), [len(channel.items) for channel, _ in unit.metered] if unit.metered else ()
-            try:
-                for channel in unit.process:
-                    if channel is not None:
-                        channel.waiter = unit
-                    elif not unit.asked:
-                        held.append(unit)
-                    break
-                else:
-                    script.append(len(unit.inputs) << 4 | steps.END)
-                    script.extend([channel.number for channel in unit.inputs])
-            except StreamError as error:  # which is to be raised if the unit comes so far
-                self._failed[unit.number] = error
-                held.append(unit)
+            memo, unit.memo = unit.memo, None
+            streams = None if memo is None else memo.streams(unit)
+            if memo is None or streams is None or not memo.repeat(unit, streams):
+                if unit.process is None:
+                    unit.process = unit.operator.process(unit.node, unit)
+                try:
+                    for channel in unit.process:
+                        if channel is not None:
+                            channel.waiter = unit
+                        elif not unit.asked:
+                            held.append(unit)
+                        break
+                    else:
+                        script.append(len(unit.inputs) << 4 | steps.END)
+                        if memo is not None and streams is not None:
+                            memo.note(unit, streams, start)
+                except StreamError as error:  # which is to be raised if the unit comes so far
+                    self._failed[unit.number] = error
+                    held.append(unit)
             if len(script) > start:
                 script.append(0)
                 fresh.extend((unit.number, start, len(script) - 1))

@@ -5,6 +5,7 @@ A stream's methods are the operators that take it; they read as the paper's figu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
@@ -366,6 +367,21 @@ class Node:
     def kind(self) -> str:
         """The operator's kind, as the paper writes it."""
         return self.operator.kind
+
+    @functools.cached_property
+    def likeness(self) -> int | None:
+        """A number that the program's operators have in common which are alike; None of one that is like no other.
+
+        See `Operator.likeness`.
+        """
+        # What feedback carries is known only when it is closed.
+        if any(stream.node.kind == "Feedback" for stream in self.inputs):
+            return None
+        known, found = self.program.likenesses, self.operator.likeness(self)
+        try:
+            return None if found is None else known.setdefault(found, len(known))
+        except TypeError:  # a user's function or padding that isn't hashable
+            return None
 
     def symbol(self, suffix: str = "") -> sympy.Symbol:
         """Return a new symbol for a size that this node determines when it runs."""

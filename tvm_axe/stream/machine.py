@@ -16,7 +16,7 @@ The arrays are those of `tvm_axe.stream.clocks`.
 """
 
 # What TVMScript inlines assign to are the program's variables, which ruff takes for their own.
-# ruff: noqa: F823, F841, SIM109
+# ruff: noqa: F823, F841
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.machines import keeping
 from tvm_axe.machines.cache import key
-from tvm_axe.stream.steps import ACCESS, END, FIRST, FREE, GO, NOW, OCCUPY, PEEK, READ, SEND, TAKE, USE, WORK
+from tvm_axe.stream.steps import ACCESS, FIRST, FREE, GO, NOW, OCCUPY, PEEK, READ, SEND, TAKE, USE, WORK
 
 # Columns of units. AT and TAIL are the addresses of a unit's next cell and of its last one, HELD says that more cells
 # are to be had, DUE is when FIRST may be decided with what is there, and TURN in which order where that is the same.
-AT, TAIL, CLOCK, BUSY, BLOCKED, MEMORY, TOKENS, STATE, ANSWER, QUEUED, HELD, DUE, TURN = range(13)
+# PORTS is the place of its first port in the array that says which channel a port is of.
+AT, TAIL, CLOCK, BUSY, BLOCKED, MEMORY, TOKENS, STATE, ANSWER, QUEUED, HELD, DUE, TURN, PORTS = range(14)
 RUNS, WAITS, ANSWERED, GRANTED, ENDED = range(5)  # the states of units: ANSWERED by memory, GRANTED the first there is
 
 # Columns of channels, which are rings of the times from which on tokens can be SEEN and slots FILLED.
@@ -89,7 +90,7 @@ def _tidy() -> tirx.PrimFunc:
     def tidy(
         code: T.Buffer((cells,), "int64"),
         kept: T.Buffer((places,), "int64"),
-        units: T.Buffer((many, 13), "int64"),
+        units: T.Buffer((many, 14), "int64"),
         state: T.Buffer((18,), "int64"),
     ) -> None:
         to: T.int64 = 1
@@ -102,8 +103,7 @@ def _tidy() -> tirx.PrimFunc:
                 if step == GO:
                     at = x
                 else:
-                    more: T.int64 = T.if_then_else(step == FIRST or step == END, x, 0)
-                    size: T.int64 = T.if_then_else(step == READ, 2, 1 + more)
+                    size: T.int64 = T.if_then_else(step == READ, 2, 1 + T.if_then_else(step == FIRST, x, 0))
                     for i in range(size):
                         kept[to + i] = code[at + i]
                     at += size
@@ -117,14 +117,15 @@ def _tidy() -> tirx.PrimFunc:
 
 
 def _follow() -> tirx.PrimFunc:
-    cells, many, ways, places, held, kept = (
-        tirx.Var(name, "int64") for name in ("cells", "many", "ways", "places", "held", "kept")
+    cells, many, ends, ways, places, held, kept = (
+        tirx.Var(name, "int64") for name in ("cells", "many", "ends", "ways", "places", "held", "kept")
     )
 
     @T.prim_func(s_tir=True)
     def follow(
         code: T.Buffer((cells,), "int64"),
-        units: T.Buffer((many, 13), "int64"),
+        units: T.Buffer((many, 14), "int64"),
+        ports: T.Buffer((ends,), "int64"),
         channels: T.Buffer((ways, 9), "int64"),
         slots: T.Buffer((places, 2), "int64"),
         queues: T.Buffer((many, 7), "int64"),
@@ -137,6 +138,8 @@ def _follow() -> tirx.PrimFunc:
         clock: T.int64 = 0  # its time
         at: T.int64 = 0  # the address of its next cell
         x: T.int64 = 0  # that cell's argument
+        first_port: T.int64 = 0  # the place of its ports
+        way: T.int64 = 0  # the channel of a port
         step: T.int64 = 0
         goes: T.int64 = 0  # whether it goes on
         busy: T.int64 = 1  # whether anything happens
@@ -222,6 +225,7 @@ def _follow() -> tirx.PrimFunc:
 
         @T.inline
         def take() -> None:
+            x = ports[first_port + x]
             if step != FREE and channels[x, COUNT] == 0:
                 wait(x)
             else:
@@ -233,6 +237,7 @@ def _follow() -> tirx.PrimFunc:
 
         @T.inline
         def put() -> None:
+            x = ports[first_port + x]
             if channels[x, SPACE] == 0:
                 wait(x)
             else:
@@ -267,6 +272,7 @@ def _follow() -> tirx.PrimFunc:
 
         @T.inline
         def read() -> None:
+            x = ports[first_port + x]
             if channels[x, COUNT] == 0:
                 wait(x)
             else:
@@ -281,17 +287,18 @@ def _follow() -> tirx.PrimFunc:
             best = NEVER
             found = 0
             for i in range(x):
-                channel: T.int64 = code[at + 1 + i]
-                if channels[channel, COUNT] > 0:
+                way = ports[first_port + code[at + 1 + i]]
+                if channels[way, COUNT] > 0:
                     found += 1
-                    seen: T.int64 = slots[channels[channel, BASE] + channels[channel, HEAD], SEEN]
+                    seen: T.int64 = slots[channels[way, BASE] + channels[way, HEAD], SEEN]
                     if seen < best:
                         best = seen
                         units[u, ANSWER] = i
             if found == x or units[u, STATE] == GRANTED:
                 for i in range(x):
-                    if channels[code[at + 1 + i], WAITER] == u:
-                        channels[code[at + 1 + i], WAITER] = -1
+                    way = ports[first_port + code[at + 1 + i]]
+                    if channels[way, WAITER] == u:
+                        channels[way, WAITER] = -1
                 units[u, STATE] = RUNS
                 units[u, DUE] = NEVER
                 clock = T.max(clock, best)
@@ -300,8 +307,9 @@ def _follow() -> tirx.PrimFunc:
             else:
                 goes = 0
                 for i in range(x):
-                    if channels[code[at + 1 + i], COUNT] == 0:
-                        channels[code[at + 1 + i], WAITER] = u
+                    way = ports[first_port + code[at + 1 + i]]
+                    if channels[way, COUNT] == 0:
+                        channels[way, WAITER] = u
                 if found != 0:
                     if units[u, TURN] < 0:
                         queues[state[DECIDERS], DECIDER] = u
@@ -315,13 +323,15 @@ def _follow() -> tirx.PrimFunc:
             units[u, STATE] = ENDED
             goes = 0
             for i in range(x):
-                channels[code[at + 1 + i], THROWN] = 1
-                throw_away(code[at + 1 + i])
+                way = ports[first_port + 2 * i]
+                channels[way, THROWN] = 1
+                throw_away(way)
 
         @T.inline
         def turn() -> None:
             at = units[u, AT]
             clock = units[u, CLOCK]
+            first_port = units[u, PORTS]
             goes = T.if_then_else(units[u, STATE] == WAITS or units[u, STATE] == ENDED, 0, 1)
             while goes != 0:
                 x = T.shift_right(code[at], T.int64(4))

@@ -11,7 +11,7 @@ A program holds no state of a run: `StreamProgram.run` can be called again with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.errors import StreamError
@@ -42,6 +42,7 @@ class StreamProgram:
         self.name = name
         self.nodes: list[Node] = []
         self.tensors: dict[str, Tensor] = {}
+        self.likenesses: dict[Hashable, int] = {}
         self._numbers: dict[str, int] = {}
         self._names: set[str] = set()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import sympy
@@ -15,8 +15,7 @@ from tvm_axe.errors import InputError
 from tvm_axe.notebook import preformatted, with_picture
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(NamedTuple):
     """The work of a unit in a run.
 
     Attributes
@@ -52,7 +51,7 @@ class Activity:
     written: int
     tokens: int
     compute: int
-    spans: tuple[tuple[int, int], ...] = field(repr=False, default=())
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from tvm_axe.stream.codec import decode
 from tvm_axe.stream.engine import Channel, Engine, Unit
 from tvm_axe.stream.feeding import Meter, feed
 from tvm_axe.stream.memory import Accelerator
-from tvm_axe.stream.operators.endpoints import FeedbackEdge, Output
-from tvm_axe.stream.operators.higher import Accum, Map, Scan
+from tvm_axe.stream.operators.endpoints import DISCARD, FeedbackEdge, Output
+from tvm_axe.stream.operators.higher import Map, Scan
 from tvm_axe.stream.operators.loops import LoopHead
 from tvm_axe.stream.operators.off_chip import LinearStore, RandomStore
-from tvm_axe.stream.operators.routing import broadcast
+from tvm_axe.stream.operators.routing import BROADCAST
 from tvm_axe.stream.program import Node, Stream, StreamProgram
 from tvm_axe.stream.report import Activity, Report
 from tvm_axe.stream.types import Tile, as_size
@@ -61,13 +61,12 @@ def _report(program: StreamProgram, engine: Engine, bindings: dict[sympy.Symbol,
             f"program {program.name!r}: its buffers take up {peak:,} bytes at a time, more than the on-chip memory, "
             f"{accelerator.capacity:,} bytes"
         )
-    nodes = {node.name: node for node in program.nodes}
     return Report(
         program=program.name,
         outputs={node.name: _collected(node, engine) for node in program.nodes if isinstance(node.operator, Output)},
         tensors=_stored(program, engine),
         cycles=cycles,
-        units=tuple(_activity(unit, nodes.get(unit.name), accelerator) for unit in engine.units),
+        units=tuple([_activity(unit, accelerator) for unit in engine.units]),
         bindings=bindings,
         peak_on_chip=peak,
         off_chip_busy=engine.off_chip_busy,
@@ -95,7 +94,7 @@ def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
             if not node.inputs:
                 raise node.fail(_unclosed(node))
             continue
-        units[node] = Unit(node.name, node.kind, engine)
+        units[node] = Unit(node.name, node.operator, node, node.likeness, engine)
     meters: list[Meter] = []
     measured: set[sympy.Symbol] = set()
     arrivals: dict[tuple[int, int], list[Channel]] = {}
@@ -107,10 +106,9 @@ def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
         engine.ready.extend(engine.units[known:])  # what sends to others goes first
     for node, unit in units.items():
         for stream in node.inputs:
-            unit.inputs.append(arrivals[id(stream), id(node)].pop(0))
-            unit.inputs[-1].target = unit.name
-    for node, unit in units.items():
-        unit.process = node.operator.process(node, unit)
+            arrivals[id(stream), id(node)].pop(0).lead_to(unit)
+    for unit in engine.ready:
+        engine.prepare(unit)
     for unit in engine.units:
         if not unit.outputs or unit.kind in ("Output", "RandomOffChipStore"):
             engine.sinks.append(unit)
@@ -138,16 +136,14 @@ def _wire(
         raise unit.fail(f"output {stream.name!r}, {stream}, isn't connected; use it, or say Stream.discard()")
 
     def channel(source: Unit, known: Stream) -> Channel:
-        made = Channel(stream.type, source, known.depth or depth, stream.stored)
-        source.outputs.append(made)
-        return made
+        return Channel(stream.type, source, known.depth or depth, stream.stored)
 
     several = len(ends) + stream.discarded > 1
     if several:
         first = channel(unit, stream)
-        split = Unit(f"{stream.name} to {len(ends)}", "Broadcast", engine)
-        split.inputs.append(first)
-        first.target = split.name
+        likeness = BROADCAST.kind, first.rank, len(ends) + stream.discarded
+        split = Unit(f"{stream.name} to {len(ends)}", BROADCAST, stream.node, likeness, engine)
+        first.lead_to(split)
     made = []
     for known, consumer in ends:
         link = channel(split if several else unit, known)
@@ -161,22 +157,18 @@ def _wire(
                 link.items.append((value, 0))
     if stream.discarded:
         made.append(channel(split if several else unit, stream))
-        away = Unit(f"{stream.name}, discarded", "Discard", engine)
-        away.inputs.append(made[-1])
-        made[-1].target = away.name
-        away.process = _discard(away)
-    if several:
-        split.process = broadcast(split)
-    symbols = {dim.size for dim in stream.type.shape if isinstance(dim.size, sympy.Symbol)}
-    if isinstance(stream.type.data, Tile) and isinstance(stream.type.data.rows, sympy.Symbol):
-        symbols.add(stream.type.data.rows)
-    if symbols - measured:
+        made[-1].lead_to(Unit(f"{stream.name}, discarded", DISCARD, stream.node, None, engine))
+    sizes = [dim.size for dim in stream.type.shape]
+    if isinstance(stream.type.data, Tile):
+        sizes.append(stream.type.data.rows)
+    symbols = [size for size in sizes if isinstance(size, sympy.Symbol) and size not in measured]
+    if symbols:
         head = first if several else made[0]
         meter = Meter(stream.type)
         meter.count(head.items)
         unit.metered.append((head, meter.count))
         meters.append(meter)
-        measured |= symbols
+        measured.update(symbols)
 
 
 def _unclosed(node: Node) -> str:
@@ -191,15 +183,6 @@ def _takers(stream: Stream) -> list[Node]:
     if not stream.consumers:
         raise stream.node.fail("nobody takes it")
     return stream.consumers
-
-
-def _discard(unit: Unit) -> Any:
-    (source,) = unit.inputs
-    stop = 0
-    while stop < source.rank:
-        while not source.items:
-            yield source
-        _, stop = unit.take_all(source)[-1]
 
 
 def _collected(node: Node, engine: Engine) -> list:
@@ -229,21 +212,22 @@ def _stored(program: StreamProgram, engine: Engine) -> dict[str, np.ndarray]:
     return found
 
 
-def _activity(unit: Unit, node: Node | None, accelerator: Accelerator | None) -> Activity:
-    compute = 0
-    if accelerator is not None and node is not None and isinstance(node.operator, (Map, Accum, Scan)) and unit.flops:
-        compute = node.operator.compute or accelerator.compute
+def _activity(unit: Unit, accelerator: Accelerator | None) -> Activity:
+    operator, busy, memory, blocked, flops = unit.operator, unit.busy, unit.memory, unit.blocked, unit.flops
+    starved, compute = unit.clock - busy - memory - blocked, 0
+    if flops and accelerator is not None and isinstance(operator, (Map, Scan)):
+        compute = operator.compute or accelerator.compute
     return Activity(
-        name=unit.name,
-        kind=unit.kind,
-        busy=unit.busy,
-        memory=unit.memory,
-        blocked=unit.blocked,
-        starved=max(0, unit.clock - unit.busy - unit.memory - unit.blocked),
-        flops=unit.flops,
-        read=unit.read,
-        written=unit.written,
-        tokens=unit.tokens,
-        compute=compute,
-        spans=tuple(unit.spans),
+        unit.name,
+        unit.kind,
+        busy,
+        memory,
+        blocked,
+        starved if starved > 0 else 0,
+        flops,
+        unit.read,
+        unit.written,
+        unit.tokens,
+        compute,
+        tuple(unit.spans),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import sympy
 
 from tvm_axe.errors import StreamError
 from tvm_axe.layout import Access, bank_conflicts
@@ -15,7 +17,7 @@ from tvm_axe.stream.steps import WORK
 from tvm_axe.stream.types import AnyLayout, Buffer, DataType, Scalar, Selector, StreamType, Tile, Tuple
 
 if TYPE_CHECKING:
-    from tvm_axe.stream.graph import Node
+    from tvm_axe.stream.graph import Node, Stream
 
 Step: TypeAlias = Callable[[Any, int], tuple[int, Sequence[Token]]]
 """What a unit does with a token (value, stop): the cycles that it takes, and the tokens that come out."""
@@ -54,6 +56,14 @@ class Operator:
         """Return the generator that runs the operator on a unit."""
         raise NotImplementedError
 
+    def likeness(self, node: Node) -> Hashable | None:
+        """Return what the work of a unit depends on in a run without values, beside the tokens that come.
+
+        Units of equal likeness do the same if the same is sent to them: they write the same steps, send the same, and
+        count the same. By default, None, an operator is like no other.
+        """
+        return None
+
 
 def shape_of(value: Any) -> tuple[int, int]:
     """Return the rows and columns of a tile, which without values is these."""
@@ -77,6 +87,21 @@ def byte_counter(data: DataType) -> Cost:
         size = 0 if isinstance(data, Buffer) else int(data.bytes)
         return lambda value: size
     raise TypeError(data)
+
+
+def form(data: DataType) -> Hashable:
+    """Return what a run may depend on of a type: symbols are sizes that tiles say."""
+    if isinstance(data, Tuple):
+        return tuple(map(form, data.items))
+    if not isinstance(data, Tile):
+        return data
+    sizes = [None if isinstance(size, sympy.Symbol) else size for size in data.shape]
+    return *sizes, data.dtype, data.layout
+
+
+def forms(streams: Iterable[Stream]) -> Hashable:
+    """Return what a run may depend on of streams: ranks, what they carry, and whether that lies in on-chip memory."""
+    return tuple([(stream.type.rank, form(stream.type.data), stream.stored) for stream in streams])
 
 
 def read_cost(unit: Unit, channel: Channel) -> Cost | None:
@@ -111,7 +136,7 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
     """
     (source,), (sink,) = unit.inputs, unit.outputs
     items, out, last = source.items, sink.items, source.rank
-    write, cells = unit.script.extend, _Cells([source], sink, early)
+    write, cells = unit.script.extend, _cells(unit, early)
     stop = 0
     while stop < last:
         while not items:
@@ -137,7 +162,7 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
     sources, (sink,) = unit.inputs, unit.outputs
     queues, out, last = [source.items for source in sources], sink.items, sources[0].rank
     waits = list(zip(sources, queues))
-    write, cells = unit.script.extend, _Cells(sources, sink, early)
+    write, cells = unit.script.extend, _cells(unit, early)
     stop = 0
     while stop < last:
         for source, items in waits:
@@ -160,6 +185,16 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
         out.extend(made)
         if stops.count(stop) < len(stops):
             stop = yield from _catch_up(unit, heads, step)
+
+
+def _cells(unit: Unit, early: bool) -> _Cells:
+    """Return the cells of a unit, those of all that have as many inputs."""
+    known: dict[tuple[int, bool], _Cells] = unit.engine.cells
+    kind = len(unit.inputs), early
+    found = known.get(kind)
+    if found is None:
+        found = known[kind] = _Cells(unit.inputs, unit.outputs[0], early)
+    return found
 
 
 class _Cells(dict[tuple[int, int], array]):

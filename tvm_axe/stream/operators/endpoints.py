@@ -47,6 +47,23 @@ class Output(Operator):
             found.extend(unit.take_all(source))
 
 
+class Discard(Operator):
+    """What takes a stream that nobody else takes."""
+
+    kind = "Discard"
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        (source,) = unit.inputs
+        stop = 0
+        while stop < source.rank:
+            while not source.items:
+                yield source
+            _, stop = unit.take_all(source)[-1]
+
+
+DISCARD = Discard()
+
+
 class FeedbackEdge(Operator):
     """A stream that is used before it is made.
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token, encode
 from tvm_axe.stream.engine import Process, Unit
 from tvm_axe.stream.functions import TileFunction
-from tvm_axe.stream.operators.base import Operator, pipe, shape_of
+from tvm_axe.stream.operators.base import Operator, form, forms, pipe, shape_of
 from tvm_axe.stream.operators.pricing import (
-    Price,
     arguments_of,
     calling,
-    pricing,
+    price,
+    price_list,
     result_of,
     shape_without_values,
     shapes_of,
@@ -63,12 +63,14 @@ class Map(Operator):
         _check_together(node, inputs)
         return [StreamType(inputs[0].shape, result_of(node, self.function, arguments_of(inputs)))]
 
+    def likeness(self, node: Node) -> Hashable:
+        return self.kind, self.function, self.compute, self.writes, forms([*node.inputs, *node.outputs])
+
     def stored(self, inputs: list[bool]) -> bool:
         return self.writes
 
     def process(self, node: Node, unit: Unit) -> Process:
-        price, function = pricing(node, unit, self.function, self.compute, self.writes), self.function
-        prices: dict[Any, Price] = {}
+        prices, function, compute, writes = price_list(node, unit), self.function, self.compute, self.writes
         single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
 
         _check_computed(node, unit, function)
@@ -76,9 +78,10 @@ class Map(Operator):
         def shaped(value: Any, stop: int) -> tuple[int, tuple[Token]]:
             if value is EMPTY:
                 return 0, ((EMPTY, stop),)
-            found = prices.get(value)
+            shapes = (value,) if single else value
+            found = prices.get(shapes)
             if found is None:
-                found = prices[value] = price((value,) if single else value)
+                found = prices[shapes] = price(node, unit, function, compute, writes, shapes)
             unit.flops += found[2]
             return found[0], ((found[1], stop),)
 
@@ -93,7 +96,7 @@ class Map(Operator):
             shapes = shapes_of(values)
             found = prices.get(shapes)
             if found is None:
-                found = prices[shapes] = price(shapes)
+                found = prices[shapes] = price(node, unit, function, compute, writes, shapes)
             unit.flops += found[2]
             made = call(*values)
             check(made, found[1], shapes)
@@ -119,6 +122,10 @@ class Scan(Operator):
         _check_rank(node, self.rank, inputs[0])
         last = _state(node, self.function, inputs, self.rank)
         return [StreamType(inputs[0].shape, _unfinished(node, self.function, last))]
+
+    def likeness(self, node: Node) -> Hashable:
+        known = forms([*node.inputs, *node.outputs])
+        return self.kind, self.function, self.rank, self.compute, self.writes, known
 
     def stored(self, inputs: list[bool]) -> bool:
         return self.writes
@@ -199,6 +206,11 @@ class FlatMap(Operator):
     def made(self, data: DataType) -> StreamType:
         """Return the type of what the function makes of an element of that type."""
         return self.type if isinstance(self.type, StreamType) else self.type(data)
+
+    def likeness(self, node: Node) -> Hashable:
+        made = self.made(node.inputs[0].type.data)
+        dims = tuple((dim.size if dim.static else None, dim.ragged) for dim in made.shape)
+        return self.kind, self.function, dims, form(made.data), self.cycles, forms(node.inputs)
 
     def stored(self, inputs: list[bool]) -> bool:
         return False
@@ -328,16 +340,16 @@ def _start(node: Node, unit: Unit, function: TileFunction) -> Any:
 def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tuple[int, Any]]:
     """Return the function from a state and what comes to the cycles it takes and the next state."""
     function = operator.function
-    price = pricing(node, unit, function, operator.compute, operator.writes and not isinstance(operator, Accum))
+    compute, writes = operator.compute, operator.writes and not isinstance(operator, Accum)
+    prices = price_list(node, unit)
     single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
     _check_computed(node, unit, function)
-    prices: dict[Any, Price] = {}
 
     def shaped(state: Any, value: Any) -> tuple[int, Any]:
         shapes = (value,) if single else value
         found = prices.get(shapes)
         if found is None:
-            found = prices[shapes] = price(shapes)
+            found = prices[shapes] = price(node, unit, function, compute, writes, shapes)
         unit.flops += found[2]
         return found[0], function.grown(state, found[1])
 
@@ -350,7 +362,7 @@ def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tu
         shapes = shapes_of(values)
         found = prices.get(shapes)
         if found is None:
-            found = prices[shapes] = price(shapes)
+            found = prices[shapes] = price(node, unit, function, compute, writes, shapes)
         unit.flops += found[2]
         made = accumulate(state, *values)
         check(made, function.grown(None if state is None else shapes_of((state,))[0], found[1]), shapes)

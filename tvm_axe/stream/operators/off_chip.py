@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token
 from tvm_axe.stream.engine import BATCH, Channel, Process, Unit
-from tvm_axe.stream.operators.base import Operator, shape_of
+from tvm_axe.stream.operators.base import Operator, forms, shape_of
 from tvm_axe.stream.types import Dim, Scalar, StreamType, Tile, Tuple, as_dims, differ, shapes_differ
 from tvm_axe.stream.views import View
 
@@ -99,6 +99,18 @@ class LinearLoad(_Load):
 
     def stored(self, inputs: list[bool]) -> bool:
         return True
+
+    def likeness(self, node: Node) -> Hashable | None:
+        down, across = self.grid(node)
+        if not isinstance(down, int):  # then tiles may be outside
+            return None
+        return (
+            self.kind,
+            self.data.itemsize,
+            self.tile,
+            self.view.shape if self.view else (down, across),
+            forms(node.inputs),
+        )
 
     def process(self, node: Node, unit: Unit) -> Process:
         (sink,) = unit.outputs

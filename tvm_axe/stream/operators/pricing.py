@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tvm_axe.stream.graph import Node
 
 Price = tuple[int, Any, int]  # cycles, the result's shape if it is made of tiles, FLOPs
-Priced = tuple[DataType, Price]  # the result's type, and the rest
 
 
 def arguments_of(inputs: list[StreamType]) -> list[DataType]:
@@ -56,52 +55,24 @@ def calling(unit: Unit, name: str, function: Callable[..., Any]) -> Callable[...
     return call
 
 
-def pricing(
-    node: Node, unit: Unit, function: TileFunction, compute: int | None, writes: bool
-) -> Callable[[tuple], Price]:
-    """Return the function from arguments' shapes to a unit's cycles, the result's shape and the FLOPs.
+def price_list(node: Node, unit: Unit) -> dict[tuple, Price]:
+    """Return the prices that are known of a unit's function, by the shapes of its arguments; units alike share them."""
+    return {} if node.likeness is None else unit.engine.prices.setdefault(node.likeness, {})
 
-    Units that apply the same function to the same kinds of data share what they have found.
-    """
+
+def price(node: Node, unit: Unit, function: TileFunction, compute: int | None, writes: bool, shapes: tuple) -> Price:
+    """Return the cycles of a unit for arguments of these shapes, the result's shape and the FLOPs."""
     data = arguments_of([channel.type for channel in unit.inputs])
     stored = tuple(channel.stored for channel in unit.inputs) * (len(data) if len(unit.inputs) == 1 else 1)
-    kinds = tuple(map(_kind, data))
-    shared: dict[tuple, Priced] = unit.engine.prices.setdefault((function, kinds, stored, compute, writes), {})
-    declared = node.outputs[0].type.data
-    mistaken = None if function.grows is not None else _mistaken(declared)
-
-    def price(shapes: tuple) -> Price:
-        found = shared.get(shapes)
-        if found is None:
-            found = _priced(node, unit, function, compute, writes, data, stored, shapes)
-        result, priced = found
-        if mistaken is not None and mistaken(result):
-            given = " and ".join(map(str, map(_concrete, data, shapes)))
-            raise node.fail(f"{function.name} makes {result} of {given}, not {declared}")
-        shared[shapes] = found
-        return priced
-
-    return price
-
-
-def _priced(
-    node: Node,
-    unit: Unit,
-    function: TileFunction,
-    compute: int | None,
-    writes: bool,
-    data: list[DataType],
-    stored: tuple[bool, ...],
-    shapes: tuple,
-) -> Priced:
-    """Return what a function makes of arguments of these shapes, and what that takes."""
-    accelerator = unit.engine.accelerator
+    accelerator, declared = unit.engine.accelerator, node.outputs[0].type.data
     types = [_concrete(item, shape) for item, shape in zip(data, shapes)]
     result = result_of(node, function, types)
     shape = shape_without_values(result)
     flops = int(calling(unit, f"flops of {function.name}", function.flops)(*types))
+    if function.grows is None and _mistaken(result, declared):
+        raise node.fail(f"{function.name} makes {result} of {' and '.join(map(str, types))}, not {declared}")
     if accelerator is None:
-        return result, (0, shape, flops)
+        return 0, shape, flops
     reading = sum(
         -(-byte_counter(item)(shape) // bandwidth(unit, item))
         for item, shape, here in zip(data, shapes, stored)
@@ -109,33 +80,17 @@ def _priced(
     )
     writing = writing_cost(node, unit)(shape) if writes else 0
     computing = function.cycles if function.cycles is not None else -(-flops // (compute or accelerator.compute))
-    return result, (max(reading, computing, writing), shape, flops)
+    return max(reading, computing, writing), shape, flops
 
 
-def _kind(data: DataType) -> Any:
-    """Return what the cost of a value depends on besides its shape: of a tile the dtype and the layout."""
-    if isinstance(data, Tuple):
-        return tuple(map(_kind, data.items))
-    return (data.dtype, data.layout) if isinstance(data, Tile) else data
-
-
-def _mistaken(declared: DataType) -> Callable[[DataType], bool]:
-    """Return whether results surely differ from the declared type, as a function of theirs.
-
-    Of tiles whose sizes are numbers or symbols, which a result's numbers are compared with quickly.
-    """
-    if not isinstance(declared, Tile) or not all(isinstance(size, (int, sympy.Symbol)) for size in declared.shape):
-        return lambda result: data_differ(result, declared)
-    rows, columns = (size if isinstance(size, int) else None for size in declared.shape)
-    dtype = declared.dtype
-
-    def differs(result: DataType) -> bool:
-        if not isinstance(result, Tile) or not result.static:
-            return data_differ(result, declared)
-        fits = (rows is None or result.rows == rows) and (columns is None or result.columns == columns)
-        return not fits or result.dtype != dtype
-
-    return differs
+def _mistaken(result: DataType, declared: DataType) -> bool:
+    """Return whether a result surely differs from the declared type; of tiles, numbers are compared quickly."""
+    if not (isinstance(result, Tile) and isinstance(declared, Tile) and result.static):
+        return data_differ(result, declared)
+    if not all(isinstance(size, (int, sympy.Symbol)) for size in declared.shape):
+        return data_differ(result, declared)
+    known = [(size, made) for size, made in zip(declared.shape, result.shape) if isinstance(size, int)]
+    return result.dtype != declared.dtype or any(size != made for size, made in known)
 
 
 def writing_cost(node: Node, unit: Unit) -> Cost:

@@ -196,19 +196,26 @@ def forward(
             return stop
 
 
-def broadcast(unit: Unit) -> Process:
-    """Send what comes to several units at the same time, once all of them have room."""
-    (source,), sinks = unit.inputs, unit.outputs
-    steps = array("q", [source.peek, *(sink.room for sink in sinks), *(sink.send for sink in sinks), source.free])
-    items, stop = source.items, 0
-    while stop < source.rank:
-        while not items:
-            yield source
-        _, stop = items[-1]
-        for sink in sinks:
-            sink.items.extend(items)
-        unit.script.extend(steps * len(items))
-        items.clear()
+class Broadcast(Operator):
+    """What sends a stream to several units at the same time, once all of them have room."""
+
+    kind = "Broadcast"
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        (source,), sinks = unit.inputs, unit.outputs
+        steps = array("q", [source.peek, *(sink.room for sink in sinks), *(sink.send for sink in sinks), source.free])
+        items, stop = source.items, 0
+        while stop < source.rank:
+            while not items:
+                yield source
+            _, stop = items[-1]
+            for sink in sinks:
+                sink.items.extend(items)
+            unit.script.extend(steps * len(items))
+            items.clear()
+
+
+BROADCAST = Broadcast()
 
 
 def as_sum(sizes: list[Size], node: Node) -> sympy.Expr:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import sympy
 
 from tvm_axe.stream.codec import EMPTY, Token
 from tvm_axe.stream.engine import Process, Unit
-from tvm_axe.stream.operators.base import Operator, pipe, transform
+from tvm_axe.stream.operators.base import Operator, forms, pipe, transform
 from tvm_axe.stream.types import Dim, Scalar, StreamType, Tuple, as_size, count, merged, shapes_differ
 from tvm_axe.stream.values import value_check
 
@@ -34,6 +35,9 @@ class Flatten(Operator):
         first, last = rank - 1 - self.outer, rank - 1 - self.inner
         one = merged(shape[first : last + 1], outermost=first == 0)
         return [StreamType((*shape[:first], one, *shape[last + 1 :]), inputs[0].data)]
+
+    def likeness(self, node: Node) -> Hashable:
+        return self.kind, self.inner, self.outer, forms(node.inputs)
 
     def process(self, node: Node, unit: Unit) -> Process:
         inner, outer = self.inner, self.outer
@@ -99,6 +103,10 @@ class Reshape(Operator):
         shape = (*type.shape[:at], pieces, rest, *type.shape[at + 1 :])
         padding = [] if self.pad is None else [StreamType(shape, Scalar("int8"))]
         return [StreamType(shape, type.data), *padding]
+
+    def likeness(self, node: Node) -> Hashable:
+        pad = getattr(self.pad, "shape", self.pad)
+        return self.kind, self.size, self.level, pad, type(self.pad), forms(node.inputs)
 
     def process(self, node: Node, unit: Unit) -> Process:
         if self.pad is not None:
@@ -168,6 +176,9 @@ class Promote(Operator):
         at = type.rank - self.level
         return [StreamType((*type.shape[:at], Dim(1), *type.shape[at:]), type.data)]
 
+    def likeness(self, node: Node) -> Hashable:
+        return self.kind, self.level, forms(node.inputs)
+
     def process(self, node: Node, unit: Unit) -> Process:
         level = self.level
         opened = False  # whether something is in the list of rank `level` that is under way
@@ -194,6 +205,9 @@ class Expand(Operator):
         if type.rank >= like.rank or shapes_differ(type.shape, like.shape[: type.rank]):
             raise node.fail(f"the dims of {type} must be the outer ones of what it is expanded to, {like}")
         return [StreamType(like.shape, type.data)]
+
+    def likeness(self, node: Node) -> Hashable:
+        return self.kind, forms(node.inputs)
 
     def stored(self, inputs: list[bool]) -> bool:
         return inputs[0]
@@ -232,6 +246,9 @@ class Zip(Operator):
         if len(inputs) < 2:
             raise node.fail("it takes at least two streams")
         return [StreamType(inputs[0].shape, Tuple(tuple(type.data for type in inputs)))]
+
+    def likeness(self, node: Node) -> Hashable:
+        return self.kind, forms(node.inputs)
 
     def process(self, node: Node, unit: Unit) -> Process:
         return pipe(unit, lambda value, stop: (0, ((value, stop),)))

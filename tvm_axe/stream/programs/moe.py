@@ -13,6 +13,8 @@ Source: Streaming Tensor Programs (arXiv 2511.07776), figures 7 and 11, sections
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +28,7 @@ from tvm_axe.stream.memory import Accelerator
 from tvm_axe.stream.program import Stream, StreamProgram, Tensor
 from tvm_axe.stream.programs.outcome import Outcome
 from tvm_axe.stream.programs.workloads import MoE
-from tvm_axe.stream.types import Scalar, Selector, StreamType, Tile, symbol
+from tvm_axe.stream.types import DataType, Scalar, Selector, StreamType, Tile, symbol
 from tvm_axe.stream.views import View
 
 __all__ = ["MoECase", "cut_rows", "mix", "moe_inputs", "moe_layer"]
@@ -35,6 +37,8 @@ ITEM_BYTES, STATE_BYTES = 2, 4
 """Bytes of an element of what is loaded, and of what units make, in the published accounting of memory and traffic.
 
 The published cycles are those of 2 bytes for all of them."""
+
+REAL_ROWS = functions.number("real_rows", lambda found, padded: found + 1 - padded, initial=0, cycles=0)
 
 
 def moe_layer(
@@ -179,17 +183,22 @@ def _pack(tokens: Stream, tile: int | None, batch: int, name: str) -> tuple[Stre
         return tokens.reshape(None).accum(functions.retile(), name=name), None
     row = tokens.tile
     rows, padding = tokens.reshape(tile, pad=np.zeros(row.shape, row.dtype))
-    real = functions.number("real_rows", lambda found, padded: found + 1 - padded, initial=0, cycles=0)
-    return rows.accum(functions.retile(), name=name), padding.accum(real).buffered(-(-batch // tile))
+    return rows.accum(functions.retile(), name=name), padding.accum(REAL_ROWS).buffered(-(-batch // tile))
 
 
 def _swiglu(tiles: Stream, weights: list[Stream], pieces: int, name: str) -> Stream:
     """Compute (silu(x W_gate) * (x W_up)) W_down of each tile, a piece of the hidden dim at a time."""
     gate, up, down = weights
-    x = tiles.flat_map(lambda tile: [tile] * pieces, lambda data: StreamType((pieces,), data))
+    x = tiles.flat_map(*_repeating(pieces))
     hidden = x.map(functions.matmul(), up)
     gated = x.map(functions.matmul(), gate).map(functions.silu())
     return hidden.map(functions.mul(), gated).accum(functions.matmul(), down, name=name)
+
+
+@functools.cache
+def _repeating(pieces: int) -> tuple[Callable[[Any], list[Any]], Callable[[DataType], StreamType]]:
+    """Return what sends a tile once for each piece, and its type: the same functions for all the experts."""
+    return lambda tile: [tile] * pieces, lambda data: StreamType((pieces,), data)
 
 
 def _unpack(tiles: Stream, real: Stream | None) -> Stream:
@@ -198,7 +207,7 @@ def _unpack(tiles: Stream, real: Stream | None) -> Stream:
     row = StreamType((symbol("rows"),), Tile(1, data.columns, data.dtype))
     if real is None:
         return tiles.flat_map(cut_rows, row).flatten()
-    return tiles.zip(real).flat_map(lambda both: cut_rows(*both), row).flatten()
+    return tiles.zip(real).flat_map(_cut_real_rows, row).flatten()
 
 
 def cut_rows(tile: Any, number: int | None = None) -> list[Any]:
@@ -206,6 +215,10 @@ def cut_rows(tile: Any, number: int | None = None) -> list[Any]:
     if isinstance(tile, tuple):
         return [(1, tile[1])] * (tile[0] if number is None else number)
     return [tile[at : at + 1] for at in range(len(tile) if number is None else number)]
+
+
+def _cut_real_rows(both: tuple[Any, int]) -> list[Any]:
+    return cut_rows(*both)
 
 
 def moe_inputs(routing: NDArray[np.int64]) -> dict[str, Any]:
