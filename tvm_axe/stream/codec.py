@@ -60,9 +60,10 @@ def encode(nested: Any, rank: int) -> list[Token]:
         return [(nested, 0)]
     if not isinstance(nested, (list, tuple)):
         raise StreamError(f"a stream's values must be lists nested as deep as its rank; {nested!r} is no list")
-    tokens: list[Token] = []
-    for element in nested:
-        tokens += encode(element, rank - 1)
+    if rank == 1:
+        tokens: list[Token] = [(element, 0) for element in nested]
+    else:
+        tokens = [token for element in nested for token in encode(element, rank - 1)]
     if tokens and (rank == 1 or len(nested[-1])):
         tokens[-1] = (tokens[-1][0], rank)
     else:

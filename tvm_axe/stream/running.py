@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from tvm_axe.stream.operators.off_chip import LinearStore, RandomStore
 from tvm_axe.stream.operators.routing import BROADCAST
 from tvm_axe.stream.program import Node, Stream, StreamProgram
 from tvm_axe.stream.report import Activity, Report
-from tvm_axe.stream.types import Tile, as_size
+from tvm_axe.stream.types import as_size
 
 
 def run(
@@ -97,16 +98,19 @@ def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
         units[node] = Unit(node.name, node.operator, node, node.likeness, engine)
     meters: list[Meter] = []
     measured: set[sympy.Symbol] = set()
-    arrivals: dict[tuple[int, int], list[Channel]] = {}
+    arrivals: dict[tuple[Stream, Node], deque[Channel]] = defaultdict(deque)
     for node, unit in units.items():
         engine.ready.append(unit)
         known = len(engine.units)
         for stream in node.outputs:
-            _wire(stream, unit, engine, arrivals, measured, meters)
+            _wire(stream, unit, arrivals)
+            if not measured.issuperset(stream.type.symbols):
+                meters.append(_meter(stream, unit))
+                measured.update(stream.type.symbols)
         engine.ready.extend(engine.units[known:])  # what sends to others goes first
     for node, unit in units.items():
         for stream in node.inputs:
-            arrivals[id(stream), id(node)].pop(0).lead_to(unit)
+            arrivals[stream, node].popleft().lead_to(unit)
     for unit in engine.ready:
         engine.prepare(unit)
     for unit in engine.units:
@@ -115,15 +119,9 @@ def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
     return meters
 
 
-def _wire(
-    stream: Stream,
-    unit: Unit,
-    engine: Engine,
-    arrivals: dict[tuple[int, int], list[Channel]],
-    measured: set[sympy.Symbol],
-    meters: list[Meter],
-) -> None:
+def _wire(stream: Stream, unit: Unit, arrivals: dict[tuple[Stream, Node], deque[Channel]]) -> None:
     """Make the channels of a stream, and a broadcast if it has several."""
+    engine, type, stored = unit.engine, stream.type, stream.stored
     depth = engine.accelerator.depth if engine.accelerator else 2
     ends: list[tuple[Stream, Node]] = []  # a stream as its consumer knows it, and the consumer
     for consumer in stream.consumers:
@@ -132,43 +130,40 @@ def _wire(
             ends += [(known, taker) for taker in _takers(known)]
         else:
             ends.append((stream, consumer))
-    if not ends and not stream.discarded:
+    several = len(ends) + stream.discarded
+    if not several:
         raise unit.fail(f"output {stream.name!r}, {stream}, isn't connected; use it, or say Stream.discard()")
-
-    def channel(source: Unit, known: Stream) -> Channel:
-        return Channel(stream.type, source, known.depth or depth, stream.stored)
-
-    several = len(ends) + stream.discarded > 1
-    if several:
-        first = channel(unit, stream)
-        likeness = BROADCAST.kind, first.rank, len(ends) + stream.discarded
+    if several > 1:
+        likeness = BROADCAST.kind, type.rank, several
         split = Unit(f"{stream.name} to {len(ends)}", BROADCAST, stream.node, likeness, engine)
-        first.lead_to(split)
-    made = []
+        Channel(type, unit, stream.depth or depth, stored).lead_to(split)
+        unit = split
     for known, consumer in ends:
-        link = channel(split if several else unit, known)
-        made.append(link)
-        arrivals.setdefault((id(known), id(consumer)), []).append(link)
-        if isinstance(known.node.operator, FeedbackEdge):
-            # A loop takes back all that it sends on its way; other feedback may have more than is taken.
-            link.returns = not isinstance(consumer.operator, LoopHead)
-            for value in known.node.operator.initial:
-                link.initial += 1
-                link.items.append((value, 0))
+        link = Channel(type, unit, known.depth or depth, stored)
+        arrivals[known, consumer].append(link)
+        if known is not stream:
+            _fill(link, known, consumer)
     if stream.discarded:
-        made.append(channel(split if several else unit, stream))
-        made[-1].lead_to(Unit(f"{stream.name}, discarded", DISCARD, stream.node, None, engine))
-    sizes = [dim.size for dim in stream.type.shape]
-    if isinstance(stream.type.data, Tile):
-        sizes.append(stream.type.data.rows)
-    symbols = [size for size in sizes if isinstance(size, sympy.Symbol) and size not in measured]
-    if symbols:
-        head = first if several else made[0]
-        meter = Meter(stream.type)
-        meter.count(head.items)
-        unit.metered.append((head, meter.count))
-        meters.append(meter)
-        measured.update(symbols)
+        away = Unit(f"{stream.name}, discarded", DISCARD, stream.node, None, engine)
+        Channel(type, unit, stream.depth or depth, stored).lead_to(away)
+
+
+def _fill(link: Channel, known: Stream, consumer: Node) -> None:
+    """Put the initial values of feedback into the channel that it is."""
+    # A loop takes back all that it sends on its way; other feedback may have more than is taken.
+    link.returns = not isinstance(consumer.operator, LoopHead)
+    assert isinstance(known.node.operator, FeedbackEdge)
+    for value in known.node.operator.initial:
+        link.initial += 1
+        link.items.append((value, 0))
+
+
+def _meter(stream: Stream, unit: Unit) -> Meter:
+    """Return the meter of a stream, whose first channel is the last that the unit has got."""
+    head, meter = unit.outputs[-1], Meter(stream.type)
+    meter.count(head.items)
+    unit.metered.append((head, meter.count))
+    return meter
 
 
 def _unclosed(node: Node) -> str:

@@ -18,6 +18,7 @@ Source: Streaming Tensor Programs (arXiv 2511.07776), sections 3.1 and 3.2.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -303,6 +304,12 @@ class StreamType:
     def rank(self) -> int:
         """The number of dims; the whole stream is closed by the stop token of that number."""
         return len(self.shape)
+
+    @functools.cached_property
+    def symbols(self) -> tuple[sympy.Symbol, ...]:
+        """The symbols that are sizes of its dims, or the rows of its tiles."""
+        sizes = [dim.size for dim in self.shape] + ([self.data.rows] if isinstance(self.data, Tile) else [])
+        return tuple(size for size in sizes if isinstance(size, sympy.Symbol))
 
     @property
     def count(self) -> Size:
