@@ -24,7 +24,7 @@ from tvm_axe.stream import (
     ragged,
     symbol,
 )
-from tvm_axe.stream.operators import base, off_chip, on_chip
+from tvm_axe.stream.operators import base, off_chip, on_chip, routing
 from tvm_axe.stream.programs.samples import SMALL, make_sample
 
 FAST = Accelerator(hop=0)
@@ -355,7 +355,7 @@ def test_an_error_is_raised_if_it_comes_before_a_deadlock(worst, found):
 def test_how_far_generators_run_ahead_changes_nothing(monkeypatch, name):
     sample = make_sample(name, SMALL, batch=8, seed=2)
     known = sample.run(values=False, trace=True)
-    for module in (engine, base, on_chip):
+    for module in (engine, base, on_chip, routing):
         monkeypatch.setattr(module, "AHEAD", 40)
     for module in (engine, off_chip):
         monkeypatch.setattr(module, "BATCH", 3)

@@ -226,6 +226,22 @@ class Unit:
         """Note that a tenant of on-chip memory is needed now."""
         self.script.append(tenant.number << 4 | steps.USE)
 
+    def merge(self, sources: Sequence[Channel], sink: Channel, cycles: int, stop: int) -> None:
+        """Send on equal tokens, one from each of several channels, in the order that they came in.
+
+        Each is sent so many cycles after it came; the stop is behind the last. All have been looked at. As they are
+        equal, it is for the machine alone to know the order: it writes their ports into the steps.
+        """
+        ports, each = [source.port for source in sources], [steps.READ, cycles, steps.TAKE, sink.send]
+        for many in range(len(ports), 1, -1):
+            self.script.extend((many << 4 | steps.ORDER, *ports[:many], *each))
+        self.script.extend(each)
+        value, _ = sources[0].items[0]
+        for source in sources:
+            source.items.popleft()
+        sink.items.extend([(value, 0)] * (len(ports) - 1))
+        sink.items.append((value, stop))
+
     def now(self) -> Generator[None, None, int]:
         """Return what cycle it is."""
         self.script.append(steps.NOW)

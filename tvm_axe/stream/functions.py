@@ -239,6 +239,8 @@ def number(
 ) -> TileFunction:
     """Return a function of numbers and selectors: metadata, which is computed in runs without values too.
 
+    There, what it made for one unit may be taken for another one that is alike.
+
     Parameters
     ----------
     call : Callable

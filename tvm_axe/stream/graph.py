@@ -285,7 +285,8 @@ class Stream:
         Parameters
         ----------
         function : Callable
-            A function of the element's value. In runs without values a tile is its (rows, columns).
+            A function of the element's value. In runs without values a tile is its (rows, columns), and what a function
+            made for one unit may be taken for another one that is alike.
         type : StreamType or Callable
             The type of what it returns, or a function to it from the type of the elements, so that programs can be
             rewritten to other tiles.

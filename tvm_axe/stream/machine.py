@@ -16,7 +16,7 @@ The arrays are those of `tvm_axe.stream.clocks`.
 """
 
 # What TVMScript inlines assign to are the program's variables, which ruff takes for their own.
-# ruff: noqa: F823, F841
+# ruff: noqa: F823, F841, SIM109
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.machines import keeping
 from tvm_axe.machines.cache import key
-from tvm_axe.stream.steps import ACCESS, FIRST, FREE, GO, NOW, OCCUPY, PEEK, READ, SEND, TAKE, USE, WORK
+from tvm_axe.stream.steps import ACCESS, FIRST, FREE, GO, NOW, OCCUPY, ORDER, PEEK, READ, SEND, TAKE, USE, WORK
 
 # Columns of units. AT and TAIL are the addresses of a unit's next cell and of its last one, HELD says that more cells
 # are to be had, DUE is when FIRST may be decided with what is there, and TURN in which order where that is the same.
@@ -103,7 +103,8 @@ def _tidy() -> tirx.PrimFunc:
                 if step == GO:
                     at = x
                 else:
-                    size: T.int64 = T.if_then_else(step == READ, 2, 1 + T.if_then_else(step == FIRST, x, 0))
+                    more: T.int64 = T.if_then_else(step == FIRST or step == ORDER, x, 0)
+                    size: T.int64 = T.if_then_else(step == READ, 2, 1 + more)
                     for i in range(size):
                         kept[to + i] = code[at + i]
                     at += size
@@ -319,6 +320,29 @@ def _follow() -> tirx.PrimFunc:
                     state[TURNS] += 1
 
         @T.inline
+        def order() -> None:
+            # All of them are there. What came first is read next; the others are in the next such step, or the last one
+            # is read behind it.
+            best = NEVER
+            for i in range(x):
+                way = ports[first_port + code[at + 1 + i]]
+                came: T.int64 = slots[channels[way, BASE] + channels[way, HEAD], SEEN]
+                if came < best:
+                    best = came
+                    found = i
+            clock = T.max(clock, best)
+            behind: T.int64 = at + 1 + x
+            code[behind] = code[at + 1 + found] * 16 + READ
+            code[behind + 2] = code[at + 1 + found] * 16 + TAKE
+            if x == 2:
+                code[behind + 4] = code[at + 2 - found] * 16 + READ
+                code[behind + 6] = code[at + 2 - found] * 16 + TAKE
+            else:
+                for i in range(x - 1):
+                    code[behind + 5 + i] = code[at + 1 + i + T.if_then_else(i >= found, 1, 0)]
+            at = behind
+
+        @T.inline
         def end() -> None:
             units[u, STATE] = ENDED
             goes = 0
@@ -350,6 +374,8 @@ def _follow() -> tirx.PrimFunc:
                     read()
                 elif step == FIRST:
                     first()
+                elif step == ORDER:
+                    order()
                 elif step == OCCUPY:
                     tenants[x, 0] = clock
                     tenants[x, 1] = clock

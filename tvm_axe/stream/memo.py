@@ -118,7 +118,7 @@ class Memo:
             return None
         tokens = tuple(items)
         different = {id(value): value for value, _ in tokens}  # of tiles without values there are few
-        if not all(map(_exact, different.values())):
+        if not all(map(exact, different.values())):
             return None
         found = self._wholes.get(tokens)
         if found is None:
@@ -126,7 +126,7 @@ class Memo:
         return found
 
 
-def _exact(value: Any) -> bool:
+def exact(value: Any) -> bool:
     """Return whether a value is the same as any that it equals: ``1 == True == 1.0``, and ``0.0 == -0.0``."""
     kind = type(value)
-    return kind is int or value is EMPTY or (kind is tuple and all(map(_exact, value)))
+    return kind is int or value is EMPTY or (kind is tuple and all(map(exact, value)))

@@ -22,4 +22,5 @@ FIRST: Final = 9  # wait for the first token at so many ports, in the next cells
 OCCUPY: Final = 10  # a tenant of on-chip memory, by its number, begins
 USE: Final = 11  # a tenant is in use
 NOW: Final = 12  # say what time it is
-END: Final = 13  # nothing follows; what is still sent to the inputs, so many, is thrown away
+ORDER: Final = 13  # find the first token at so many ports, in the next cells, and write its port into the cells behind
+END: Final = 14  # nothing follows; what is still sent to the inputs, so many, is thrown away

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from tvm_axe.stream.codec import EMPTY
-from tvm_axe.stream.engine import Channel, Process, Unit
+from tvm_axe.stream.engine import AHEAD, Channel, Process, Unit
+from tvm_axe.stream.memo import exact
 from tvm_axe.stream.operators.base import Cost, Operator, read_cost
 from tvm_axe.stream.types import Dim, Selector, Size, StreamType, as_size, data_differ, shapes_differ, symbol
 
@@ -124,7 +125,15 @@ class Reassemble(Operator):
                 left = sorted(chosen)
                 for number in left if self.in_order else ():
                     yield from unit.peek(sources[number])
-                if not left:
+                taken, reading = [sources[number] for number in left], None
+                if self.in_order and rank == 0 and len(left) > 1:
+                    reading = _same_reading(taken, [costs[number] for number in left])
+                if reading is not None:
+                    unit.merge(taken, sink, routing + reading, stop + 1)
+                    left.clear()
+                    if len(unit.script) >= AHEAD:
+                        yield None
+                elif not left:
                     unit.send(sink, EMPTY, rank + 1)
                     if stop:
                         unit.send(sink, EMPTY, rank + 1 + stop)
@@ -165,6 +174,16 @@ class EagerMerge(Operator):
                 del sources[at]
         unit.send(data, EMPTY, rank + 1)
         unit.send(origin, EMPTY, 1)
+
+
+def _same_reading(sources: list[Channel], costs: list[Cost | None]) -> int | None:
+    """Return what it costs to read the next value of each of several channels, if these are equal and cost the same."""
+    values = [source.items[0][0] for source in sources]
+    first = values[0]
+    if first is EMPTY or not all(exact(value) and value == first for value in values):
+        return None
+    reading = {0 if cost is None else cost(first) for cost in costs}
+    return reading.pop() if len(reading) == 1 else None
 
 
 def forward(
