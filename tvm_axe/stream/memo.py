@@ -17,7 +17,7 @@ from tvm_axe.stream.codec import EMPTY, Token
 if TYPE_CHECKING:
     from tvm_axe.stream.engine import Channel, Unit
 
-MOST = 1 << 10
+MOST = 1 << 9
 """Tokens of a stream: longer ones are rarely equal, and to find that out takes as long as to work on them."""
 
 

@@ -170,7 +170,8 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
                 yield source
         heads = [items.popleft() for items in queues]
         values, stops = zip(*heads)
-        stop = min(stops)
+        together = stops.count(stops[0]) == len(stops)
+        stop = stops[0] if together else min(stops)
         empty = values[0] is EMPTY
         for value in values:
             if (value is EMPTY) is not empty:
@@ -183,7 +184,7 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
             raise
         write(cells[cycles, len(made)])
         out.extend(made)
-        if stops.count(stop) < len(stops):
+        if not together:
             stop = yield from _catch_up(unit, heads, step)
 
 

@@ -78,10 +78,9 @@ class Map(Operator):
         def shaped(value: Any, stop: int) -> tuple[int, tuple[Token]]:
             if value is EMPTY:
                 return 0, ((EMPTY, stop),)
-            shapes = (value,) if single else value
-            found = prices.get(shapes)
+            found = prices.get(value)
             if found is None:
-                found = prices[shapes] = price(node, unit, function, compute, writes, shapes)
+                found = prices[value] = price(node, unit, function, compute, writes, (value,) if single else value)
             unit.flops += found[2]
             return found[0], ((found[1], stop),)
 
@@ -231,7 +230,7 @@ class FlatMap(Operator):
             except StreamError as error:
                 raise unit.fail(f"{name} must return {type}: {error}") from error
             fault = lengths_fault(nested, dims)
-            for item, _ in made:
+            for item in {id(item): item for item, _ in made}.values():  # of tiles without values there are few
                 if item is not EMPTY:
                     fault = fault or check(item)
             if fault is not None:
@@ -240,7 +239,7 @@ class FlatMap(Operator):
                 made.append((EMPTY, stop + rank))
             elif stop:
                 made[-1] = (made[-1][0], stop + rank)
-            return cost * sum(item is not EMPTY for item, _ in made), made
+            return cost and cost * sum(item is not EMPTY for item, _ in made), made
 
         return pipe(unit, step)
 
@@ -346,10 +345,9 @@ def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tu
     _check_computed(node, unit, function)
 
     def shaped(state: Any, value: Any) -> tuple[int, Any]:
-        shapes = (value,) if single else value
-        found = prices.get(shapes)
+        found = prices.get(value)
         if found is None:
-            found = prices[shapes] = price(node, unit, function, compute, writes, shapes)
+            found = prices[value] = price(node, unit, function, compute, writes, (value,) if single else value)
         unit.flops += found[2]
         return found[0], function.grown(state, found[1])
 

@@ -56,7 +56,7 @@ def calling(unit: Unit, name: str, function: Callable[..., Any]) -> Callable[...
 
 
 def price_list(node: Node, unit: Unit) -> dict[tuple, Price]:
-    """Return the prices that are known of a unit's function, by the shapes of its arguments; units alike share them."""
+    """Return the prices that are known of a unit's function, by the arguments' shapes; units alike share them."""
     return {} if node.likeness is None else unit.engine.prices.setdefault(node.likeness, {})
 
 
