@@ -208,12 +208,18 @@ def linear(form: str) -> tuple[tvm.IRModule, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("form", ["e4m3 of blocks", "e4m3 of blocks and bias", "int8 of rows", "int8, scaled behind"])
 def test_layers_of_pytorch_are_the_kernel(form: str) -> None:
     imported, x, want = linear(form)
-    found = with_decoding_products(imported, GPU)
-    assert kernels(found) == ["w8a16_matmul"]
-    got = np.asarray(axe.compile(found, work_dir=None)(x)).astype("float64")
-    assert np.abs(got - want).max() / np.abs(want).max() < BOUND["bfloat16"]
-    (attrs,) = (func.attrs for func in found.functions.values() if "axe.kernel" in (func.attrs or {}))
-    assert ("axe.kernel.out_dtype" in attrs) == ("bias" in form)  # nothing is between product and cast elsewhere
+    for with_biases in (False, True):
+        found = with_decoding_products(imported, GPU, with_biases)
+        assert kernels(found) == ["w8a16_matmul"]
+        for made in (found, in_blocks(found)):
+            got = np.asarray(axe.compile(made, work_dir=None)(x)).astype("float64")
+            assert np.abs(got - want).max() / np.abs(want).max() < BOUND["bfloat16"]
+        (attrs,) = (func.attrs for func in found.functions.values() if "axe.kernel" in (func.attrs or {}))
+        # Elsewhere nothing is between a product and its cast.
+        assert ("axe.kernel.out_dtype" in attrs) == ("bias" in form and not with_biases)
+        assert ("axe.kernel.bias" in attrs) == ("bias" in form and with_biases)
+    names = {str(variable.name_hint) for variable in fuse(imported, GPU).get_global_vars()}
+    assert not any("cast" in name or "add" in name for name in names)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

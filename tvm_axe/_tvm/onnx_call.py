@@ -59,3 +59,13 @@ class Call:
 
     def refused(self, what: str, remedy: str) -> InputError:
         return InputError(f"{self.name}: {self.operator} isn't imported: {what}; {remedy}")
+
+
+def dtype_of(value: Any) -> str:
+    """The type of a tensor's elements."""
+    return str(value.ty.dtype)
+
+
+def rank_of(value: Any) -> int:
+    """How many dimensions a tensor has."""
+    return len(value.ty.shape)

@@ -26,21 +26,13 @@ from tvm_axe._tvm.onnx_attention import (
     rotary_embedding,
     rotary_embedding_of_positions,
 )
-from tvm_axe._tvm.onnx_call import Call
+from tvm_axe._tvm.onnx_call import Call, dtype_of, rank_of
 from tvm_axe._tvm.onnx_loops import loop, scan
 from tvm_axe._tvm.onnx_quantizing import QUANTIZING
 from tvm_axe._tvm.onnx_recurrent import gru, lstm, rnn
 from tvm_axe._tvm.onnx_resizing import resize, upsample
 
 __all__ = ["CONVERTERS"]
-
-
-def _type(value: Any) -> str:
-    return str(value.ty.dtype)
-
-
-def _rank(value: Any) -> int:
-    return len(value.ty.shape)
 
 
 def _is_float(dtype: str) -> bool:
@@ -76,7 +68,7 @@ def _reshape(call: Call, data: Any, shape: Any, allowzero: int = 0) -> Any:
     """To a shape that becomes known when the model runs: zeros are the extents of before, -1 is what is left."""
     if call.known(shape) is not None or isinstance(shape, relax.ShapeExpr) or isinstance(data, relax.ShapeExpr):
         return call.upstream("Reshape", [data, shape], allowzero=allowzero)
-    count, rank = int(shape.ty.shape[0]), _rank(data)
+    count, rank = int(shape.ty.shape[0]), rank_of(data)
     asked, before = call.emit(op.astype(shape, "int64")), call.emit(op.shape_to_tensor(op.shape_of(data)))
     one, zero, left = (relax.const(value, "int64") for value in (1, 0, -1))
     if not allowzero:
@@ -147,7 +139,7 @@ def _listed(call: Call, value: Any) -> Any:
 
 def _eye_like(call: Call, data: Any, dtype: Any = None, k: int = 0) -> Any:
     rows, columns = map(int, data.ty.shape)
-    kind = dtype or _type(data)
+    kind = dtype or dtype_of(data)
     return relax.const(np.eye(rows, columns, k).astype(kind), kind)
 
 
@@ -161,7 +153,7 @@ def _gather(call: Call, data: Any, indices: Any, axis: int = 0) -> Any:
 
 def _one_hot(call: Call, indices: Any, depth: Any, values: Any, axis: int = -1) -> Any:
     count = int(call.constant(depth, "depth").reshape(()))
-    rank = _rank(indices) + 1
+    rank = rank_of(indices) + 1
     at = axis % rank
     whole = call.emit(op.astype(indices, "int64"))
     whole = call.emit(op.where(op.less(whole, number(0, whole)), op.add(whole, number(count, whole)), whole))
@@ -172,7 +164,7 @@ def _one_hot(call: Call, indices: Any, depth: Any, values: Any, axis: int = -1) 
 
 
 def _top_k(call: Call, x: Any, k: Any = None, **attributes: Any) -> Any:
-    if _type(x) == "uint64":
+    if dtype_of(x) == "uint64":
         raise call.refused("upstream sorts no uint64", "cast the input to int64, if its elements are below 2^63")
     return call.upstream("TopK", [x] if k is None else [x, k], **attributes)
 
@@ -181,7 +173,7 @@ def _trilu(call: Call, x: Any, k: Any = None, upper: int = 1) -> Any:
     """Of integers by a mask that is known here: of `triu` and `tril` of matrices of int64 upstream makes no code."""
     rows, columns = [*x.ty.shape][-2:]
     first = 0 if k is None else call.known(k)
-    if first is None or _is_float(_type(x)) or not all(isinstance(each, tirx.IntImm) for each in (rows, columns)):
+    if first is None or _is_float(dtype_of(x)) or not all(isinstance(each, tirx.IntImm) for each in (rows, columns)):
         return call.upstream("Trilu", [x, k], upper=upper)
     row, column = np.arange(int(rows))[:, None] + int(np.reshape(first, ())), np.arange(int(columns))
     return op.where(relax.const(row <= column if upper else row >= column, "bool"), x, number(0, x))
@@ -204,7 +196,7 @@ def _shift(call: Call, x: Any, y: Any, direction: str) -> Any:
 
 
 def _mod(call: Call, x: Any, y: Any, fmod: int = 0) -> Any:
-    if fmod or not _is_float(_type(x)):
+    if fmod or not _is_float(dtype_of(x)):
         return call.upstream("Mod", [x, y], fmod=fmod)
     rest = call.emit(op.mod(x, y))
     zero = number(0, x)
@@ -214,15 +206,15 @@ def _mod(call: Call, x: Any, y: Any, fmod: int = 0) -> Any:
 
 def _power(call: Call, x: Any, y: Any) -> Any:
     """In the type of the base, as ONNX has it."""
-    dtype = _type(x)
-    if _is_float(_type(y)) and not _is_float(dtype):
+    dtype = dtype_of(x)
+    if _is_float(dtype_of(y)) and not _is_float(dtype):
         return op.astype(op.power(op.astype(x, "float64"), op.astype(y, "float64")), dtype)
-    return op.power(x, y if _type(y) == dtype else op.astype(y, dtype))
+    return op.power(x, y if dtype_of(y) == dtype else op.astype(y, dtype))
 
 
 def _elu(call: Call, x: Any, alpha: float = 1.0, gamma: float = 1.0, input_scale: float = 1.0) -> Any:
     made = call.emit(elu(call.emit, x, alpha, gamma, input_scale))
-    return made if _type(made) == _type(x) else op.astype(made, _type(x))
+    return made if dtype_of(made) == dtype_of(x) else op.astype(made, dtype_of(x))
 
 
 def _celu(call: Call, x: Any, alpha: float = 1.0) -> Any:
@@ -259,7 +251,7 @@ def _dropout(call: Call, data: Any, ratio: Any = None, training: Any = None, **o
 
 def _extreme(beyond: float, call: Call, data: Any, *axes: Any, **attributes: Any) -> Any:
     """The largest or the least, of truth values too; of no elements an infinity."""
-    dtype = _type(data)
+    dtype = dtype_of(data)
     given = call.emit(op.astype(data, "int8")) if dtype == "bool" else data
     made = call.upstream(call.operator, [given, *axes], **attributes)  # before opset 18 axes are an attribute
     if dtype == "bool":
@@ -271,17 +263,18 @@ def _extreme(beyond: float, call: Call, data: Any, *axes: Any, **attributes: Any
 def _layer_norm(
     call: Call, x: Any, scale: Any, bias: Any = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
-    rank, dtype = _rank(x), _type(x)
+    rank, dtype = rank_of(x), dtype_of(x)
     axes = [*range(axis % rank, rank)]
     shape = [x.ty.shape[at] for at in axes]
     wide = call.emit(op.astype(x, "float32")) if stash_type == 1 and dtype != "float32" else x
     scales = [each if each is None else op.broadcast_to(each, shape) for each in (scale, bias)]
     scales[1] = op.zeros(shape, dtype) if bias is None else scales[1]
     scales = [
-        call.emit(each if _type(wide) == dtype else op.astype(each, _type(wide))) for each in map(call.emit, scales)
+        call.emit(each if dtype_of(wide) == dtype else op.astype(each, dtype_of(wide)))
+        for each in map(call.emit, scales)
     ]
     made = call.emit(op.nn.layer_norm(wide, *scales, axes, epsilon))
-    made = made if _type(wide) == dtype else op.astype(made, dtype)
+    made = made if dtype_of(wide) == dtype else op.astype(made, dtype)
     if call.results == 1:
         return made
     mean, spread = op.mean(wide, axes, True), op.variance(wide, axes, True)
@@ -303,7 +296,7 @@ def _conv_transpose(call: Call, x: Any, w: Any, bias: Any = None, **attributes: 
     """With a shape that is asked for, the paddings follow from it."""
     asked, padded = attributes.pop("output_shape", None), attributes.get("auto_pad", "NOTSET")
     if asked is not None:
-        count = _rank(x) - 2
+        count = rank_of(x) - 2
         strides, dilations = (attributes.get(name, [1] * count) for name in ("strides", "dilations"))
         more = attributes.get("output_padding", [0] * count)
         ahead, behind, extra = [], [], []

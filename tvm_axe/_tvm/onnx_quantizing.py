@@ -14,19 +14,11 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from tvm_axe._tvm.onnx_call import Call
+from tvm_axe._tvm.onnx_call import Call, dtype_of, rank_of
 
 __all__ = ["QUANTIZING"]
 
 _FEW = ("int8", "uint8", "int16", "uint16", "int32", "float8_e4m3fn", "float8_e5m2")
-
-
-def _type(value: Any) -> str:
-    return str(value.ty.dtype)
-
-
-def _rank(value: Any) -> int:
-    return len(value.ty.shape)
 
 
 def _named(kind: int) -> str:
@@ -38,7 +30,7 @@ def _named(kind: int) -> str:
 
 def _along(value: Any, rank: int, axis: int | None) -> Any:
     """A vector along one dimension of so many."""
-    if _rank(value) != 1:
+    if rank_of(value) != 1:
         return value
     if axis is None or int(value.ty.shape[0]) == 1:
         return op.reshape(value, ())
@@ -51,8 +43,8 @@ def _along(value: Any, rank: int, axis: int | None) -> Any:
 def _spread(call: Call, value: Any, x: Any, axis: int, block_size: int) -> Any:
     """A scale or zero point with that of each element of `x` at its place, or where it is broadcast from."""
     if not block_size:
-        return _along(value, _rank(x), axis if _rank(x) > 1 else 0)
-    axis %= _rank(x)
+        return _along(value, rank_of(x), axis if rank_of(x) > 1 else 0)
+    axis %= rank_of(x)
     return op.strided_slice(call.emit(op.repeat(value, block_size, axis)), [axis], [0], [x.ty.shape[axis]])
 
 
@@ -60,14 +52,14 @@ def _dequantized(
     call: Call, x: Any, scale: Any, zero_point: Any = None, axis: int = 1, block_size: int = 0, output_dtype: int = 0
 ) -> Any:
     """In float32, as ONNX's own, and then of the type that is asked for: that of the scale if none is."""
-    _check(call, _type(x))
+    _check(call, dtype_of(x))
     number = x
-    if zero_point is not None and not _type(x).startswith("float"):
+    if zero_point is not None and not dtype_of(x).startswith("float"):
         zero = call.emit(op.astype(_spread(call, zero_point, x, axis, block_size), "int32"))
         number = call.emit(op.subtract(call.emit(op.astype(x, "int32")), zero))
     wide = call.emit(op.astype(_spread(call, scale, x, axis, block_size), "float32"))
     value = call.emit(op.multiply(call.emit(op.astype(number, "float32")), wide))
-    return op.astype(value, _named(output_dtype) if output_dtype else _type(scale))
+    return op.astype(value, _named(output_dtype) if output_dtype else dtype_of(scale))
 
 
 def _quantized(
@@ -75,7 +67,7 @@ def _quantized(
     saturate: int = 1, precision: int = 0,
 ) -> Any:  # fmt: skip
     """Integers are rounded to the nearest, the even one of two; floats as a cast does it."""
-    dtype = _type(zero_point) if zero_point is not None else _named(output_dtype) if output_dtype else "uint8"
+    dtype = dtype_of(zero_point) if zero_point is not None else _named(output_dtype) if output_dtype else "uint8"
     _check(call, dtype)
     made = _named(precision) if precision else "float32"
     wide = call.emit(op.astype(_spread(call, scale, x, axis, block_size), made))
@@ -95,7 +87,7 @@ def _check(call: Call, dtype: str) -> None:
 def _limited(call: Call, value: Any, zero_point: Any, dtype: str) -> Any:
     """Whole floats and a zero point as an integer of a type, or its least or greatest."""
     if zero_point is not None:
-        value = call.emit(op.add(value, op.astype(zero_point, _type(value))))
+        value = call.emit(op.add(value, op.astype(zero_point, dtype_of(value))))
     limits = np.iinfo(dtype)
     return op.astype(op.clip(value, int(limits.min), int(limits.max)), dtype)
 
@@ -109,7 +101,7 @@ def _less_zero_point(value: Any, zero_point: Any, axis: int | None, call: Call) 
     if zero_point is None:
         return call.emit(wide)
     zero = call.emit(op.astype(zero_point, "int32"))
-    return call.emit(op.subtract(wide, _along(zero, _rank(value), axis)))
+    return call.emit(op.subtract(wide, _along(zero, rank_of(value), axis)))
 
 
 def _conv_integer(call: Call, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None, **attributes: Any) -> Any:
@@ -121,7 +113,7 @@ def _conv_integer(call: Call, x: Any, w: Any, x_zero: Any = None, w_zero: Any = 
 def _requantized(call: Call, sums: Any, scale: Any, out_scale: Any, zero_point: Any) -> Any:
     ratio = op.divide(op.astype(scale, "float32"), op.astype(_along(out_scale, 1, None), "float32"))
     value = call.emit(op.round(op.multiply(op.astype(sums, "float32"), ratio)))
-    return _limited(call, value, _along(zero_point, 1, None), _type(zero_point))
+    return _limited(call, value, _along(zero_point, 1, None), dtype_of(zero_point))
 
 
 def _qlinear_conv(
@@ -130,8 +122,8 @@ def _qlinear_conv(
 ) -> Any:  # fmt: skip
     sums = call.emit(_conv_integer(call, x, w, x_zero, w_zero, **attributes))
     if bias is not None:
-        sums = call.emit(op.add(sums, _along(bias, _rank(x), 1)))
-    scale = call.emit(op.multiply(_along(x_scale, 1, None), _along(w_scale, _rank(x), 1)))
+        sums = call.emit(op.add(sums, _along(bias, rank_of(x), 1)))
+    scale = call.emit(op.multiply(_along(x_scale, 1, None), _along(w_scale, rank_of(x), 1)))
     return _requantized(call, sums, scale, y_scale, y_zero)
 
 
@@ -139,7 +131,7 @@ def _qlinear_matmul(
     call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any
 ) -> Any:
     one, two = _less_zero_point(a, a_zero, -2, call), _less_zero_point(b, b_zero, -1, call)
-    scale = call.emit(op.multiply(_along(a_scale, max(_rank(a), 2), -2), _along(b_scale, max(_rank(b), 2), -1)))
+    scale = call.emit(op.multiply(_along(a_scale, max(rank_of(a), 2), -2), _along(b_scale, max(rank_of(b), 2), -1)))
     return _requantized(call, call.emit(op.matmul(one, two, "int32")), scale, y_scale, y_zero)
 
 
@@ -155,11 +147,11 @@ def _matmul_nbits(
         raise call.refused(f"weights of {bits} bits", "quantize them to 4 or 8 bits")
     if g_idx is not None:
         raise call.refused("columns have groups by an index, g_idx", "quantize without act_order")
-    dtype, blocks = _type(a), -(-K // block_size)
+    dtype, blocks = dtype_of(a), -(-K // block_size)
     codes = call.emit(op.reshape(_codes(call, b, bits), (N, blocks, block_size)))
     if zero_points is None:
         number = call.emit(op.subtract(call.emit(op.astype(codes, "int32")), relax.const(1 << bits - 1, "int32")))
-    elif _type(zero_points) == "uint8":
+    elif dtype_of(zero_points) == "uint8":
         of_bytes = call.emit(op.reshape(zero_points, (N, -(-blocks * bits // 8))))
         zero = call.emit(op.strided_slice(_codes(call, of_bytes, bits), [1], [0], [blocks]))
         zero = call.emit(op.reshape(call.emit(op.astype(zero, "int32")), (N, blocks, 1)))
@@ -167,7 +159,7 @@ def _matmul_nbits(
     else:
         number = call.emit(op.subtract(call.emit(op.astype(codes, dtype)), op.reshape(zero_points, (N, blocks, 1))))
     scale = call.emit(op.reshape(scales, (N, blocks, 1)))
-    wide = call.emit(op.multiply(call.emit(op.astype(number, _type(scales))), scale))
+    wide = call.emit(op.multiply(call.emit(op.astype(number, dtype_of(scales))), scale))
     weight = call.emit(op.strided_slice(op.reshape(wide, (N, blocks * block_size)), [1], [0], [K]))
     made = call.emit(op.matmul(a, op.permute_dims(call.emit(op.astype(weight, dtype)))))
     return made if bias is None else op.add(made, bias)

@@ -69,7 +69,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     model = with_shapes_for_operators(with_reduced_extents(model))
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
-    model = with_batch_statistics(with_repeated_heads(with_decoding_products(model, target)))
+    model = with_batch_statistics(with_repeated_heads(with_decoding_products(model, target, with_biases=True)))
     model = with_kernels(model, target, alone=True)
     model = widened(model, matmuls=backend.on_host)
     if backend.on_host:

@@ -105,11 +105,13 @@ def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequenc
     problem : mapping
         The kernel's.
     tensors : Sequence of (shape, dtype)
-        Of the codes, those of four bits in words of any width, of the scales, and of what stands for zero.
+        Of the codes, those of four bits in words of any width, of the scales, of what stands for zero, and of the bias.
     """
     m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
     a = te.placeholder((m, k), dtype, "A")
-    b, scales, *points = (te.placeholder(*each, name) for each, name in zip(tensors, ("B", "scales", "points")))
+    names = ("B", "scales", *(("points",) if problem.get("zeros", False) else ()), "bias")
+    b, scales, *others = (te.placeholder(*each, name) for each, name in zip(tensors, names))
+    bias = others.pop() if problem.get("bias", False) else None
     lanes = 1 if "weights" in problem else dtype_bits(str(b.dtype)) // 4
     made = str(scales.dtype)
 
@@ -119,8 +121,8 @@ def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequenc
             word = b[j, i // lanes] >> tirx.Cast(str(b.dtype), i % lanes * 4)
             number = word & tirx.const(15, str(b.dtype))
         if not str(b.dtype).startswith("float"):
-            zero: Any = points[0][i // group, j] if points else problem.get("middle", MIDDLE if lanes > 1 else 0)
-            number = tirx.Cast("int32", number) - (tirx.Cast("int32", zero) if points else zero)
+            zero: Any = others[0][i // group, j] if others else problem.get("middle", MIDDLE if lanes > 1 else 0)
+            number = tirx.Cast("int32", number) - (tirx.Cast("int32", zero) if others else zero)
         scaled = tirx.Cast(made, number) * scales[i // group, j]
         return scaled if made == dtype else tirx.Cast(dtype, scaled)
 
@@ -130,7 +132,12 @@ def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequenc
         return te.sum(a[r, term].astype("float32") * weight[j, term].astype("float32"), term)
 
     sums, out = te.compute((m, n), added, "sums"), problem.get("out_dtype", dtype)
-    return [a, b, scales, *points, te.compute((m, n), lambda r, j: sums[r, j].astype(out), "C")]
+
+    def result(r: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return (sums[r, j] if bias is None else sums[r, j] + bias[j].astype("float32")).astype(out)
+
+    given = [a, b, scales, *others, *([] if bias is None else [bias])]
+    return [*given, te.compute((m, n), result, "C")]
 
 
 def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:

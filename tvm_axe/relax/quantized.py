@@ -39,7 +39,7 @@ __all__ = ["with_decoding_products"]
 _INTEGERS = ("int", "uint")
 
 
-def with_decoding_products(model: IRModule, target: Target) -> IRModule:
+def with_decoding_products(model: IRModule, target: Target, with_biases: bool = False) -> IRModule:
     """The model, whose products with weights of few bits are calls of a kernel, where the target takes these.
 
     What isn't one functions say by the attribute `APART`.
@@ -50,6 +50,8 @@ def with_decoding_products(model: IRModule, target: Target) -> IRModule:
         The model, of Relax's operators; it isn't changed.
     target : Target
         Resolved.
+    with_biases : bool
+        Whether a kernel adds a bias, too: not where products are shared, of which each device may have some terms.
     """
     backend = backend_of(target)
     if not (isinstance(backend, TileBackend) and backend.by_default):
@@ -58,7 +60,7 @@ def with_decoding_products(model: IRModule, target: Target) -> IRModule:
     for variable, func in model.functions_items():
         if not isinstance(func, relax.Function):
             continue
-        finder = _Finder(model, func, target)
+        finder = _Finder(model, func, target, with_biases)
         if not finder.found and not finder.left:
             continue
         changed, rewriter.found = True, finder.found
@@ -75,13 +77,15 @@ class _Product(NamedTuple):
     codes: Codes
     values: dict[tirx.Buffer, relax.Expr]
     problem: Problem
+    bias: relax.Expr | None = None
 
 
 class _Finder:
     """The products of a function that the kernel computes, and which aren't, and why, a text each."""
 
-    def __init__(self, model: IRModule, func: relax.Function, target: Target) -> None:
+    def __init__(self, model: IRModule, func: relax.Function, target: Target, with_biases: bool) -> None:
         self._model, self._values, self._target = model, Values(func), target
+        self._with_biases = with_biases
         self.found: dict[relax.Call, _Product] = {}
         self.left: list[str] = []
         for call in self._values.calls():
@@ -95,13 +99,33 @@ class _Finder:
                 )
 
     def _in_its_type(self, call: relax.Call, own: _Product) -> dict[relax.Call, _Product]:
-        """The call and its product; one of float32, which is cast at once, is the product of the type it is cast to."""
+        """The call and its product; one of float32 is of the type that it is cast to, behind a bias or at once."""
+        if "out_dtype" not in own.problem:
+            return {call: own}
+        narrow = own._replace(problem={key: value for key, value in own.problem.items() if key != "out_dtype"})
+        last, bias = self._only_reader(call), None
+        if self._with_biases and last is not None and is_call(last, "relax.add"):
+            bias = self._bias(call, last, own)
+            last = None if bias is None else self._only_reader(last)
+        if last is None or not is_call(last, "relax.astype") or str(last.ty.dtype) != own.problem["dtype"]:
+            return {call: own}
+        if bias is not None:
+            narrow = narrow._replace(problem={**narrow.problem, "bias": True}, bias=bias)
+        return {last: narrow}
+
+    def _only_reader(self, call: relax.Call) -> relax.Expr | None:
         readers = self._values.readers(call)
-        if "out_dtype" in own.problem and len(readers) == 1 and is_call(readers[0], "relax.astype"):
-            (cast,) = readers
-            if str(cast.ty.dtype) == own.problem["dtype"]:
-                return {cast: own._replace(problem={k: v for k, v in own.problem.items() if k != "out_dtype"})}
-        return {call: own}
+        return readers[0] if len(readers) == 1 else None
+
+    def _bias(self, call: relax.Call, added: relax.Call, own: _Product) -> relax.Expr | None:
+        """What of the product's type and as many elements as columns is added, in float32; None if it is else."""
+        others = [each for each in added.args if self._values.of(each) is not call]
+        wide = self._values.of(others[0]) if len(others) == 1 else None
+        if wide is None or not is_call(wide, "relax.astype"):
+            return None
+        (bias,) = wide.args
+        is_bias = shape_of(bias) == [own.problem["n"]] and str(bias.ty.dtype) == own.problem["dtype"]
+        return bias if is_bias else None
 
     def _product(self, call: relax.Call) -> _Product | tuple[int, str] | None:
         """What a product is made of; its weight's bits and why no kernel computes it; None if they aren't few."""
@@ -178,6 +202,8 @@ class _Rewriter(PyExprMutator):
         data = self.visit_expr(own.data)
         if len(sides) != 2:
             data = emit(relax.op.reshape(data, (rows, problem["k"])))
+        if own.bias is not None:
+            tensors.append(self.visit_expr(own.bias))
         kinds = [(extents_of(each), str(each.ty.dtype)) for each in tensors]
         func = computed_by(own.kernel, problem, decoding_product_in_blocks(problem, kinds))
         out = relax.TensorType((rows, problem["n"]), str(call.ty.dtype))
