@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm_axe.errors import InputError
 
-__all__ = ["Call"]
+__all__ = ["Call", "dtype_of", "rank_of"]
 
 
 class Call:
