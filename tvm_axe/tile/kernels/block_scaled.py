@@ -85,6 +85,8 @@ def block_scaled_matmul(
     epilogue, count, groups = Epilogue(**options), counted(m), tile.cdiv(k, group)
     # A copy of a row of scales runs ahead where 16 bytes divide it (PTX ISA, "Tensor Size, Stride").
     held = tile.shared if isinstance(m, int) and m % 4 == 0 else tile.fragment
+    # So do all scales of a row of B: one that is read where it is used is waited for in each step.
+    ahead = groups % 4 == 0
 
     @T.prim_func
     def block_scaled_matmul(
@@ -100,17 +102,22 @@ def block_scaled_matmul(
             a = tile.shared((block_m, group), dtype)
             b = tile.shared((block_n, group), dtype)
             scale = held((block_m,), "float32")
+            if ahead:
+                others = tile.shared((groups,), "float32")
             part = tile.fragment((block_m, block_n), "float32")
             c = tile.fragment((block_m, block_n), "float32")
             tile.fill(c, 0)
+            if ahead:
+                tile.copy(b_scales[j * block_n // rows, 0], others)
             for l in tile.pipelined(groups, stages=stages or None):
                 tile.copy(A[i * block_m, l * group], a)
                 tile.copy(B[j * block_n, l * group], b)
                 tile.copy(a_scales[l, i * block_m], scale)
-                other: T.float32 = b_scales[j * block_n // rows, l]
+                if not ahead:
+                    other: T.float32 = b_scales[j * block_n // rows, l]
                 tile.gemm(a, b, part, transpose_b=True, accumulate=False)
                 with tile.parallel(block_m, block_n) as (x, y):
-                    c[x, y] = c[x, y] + part[x, y] * (scale[x] * other)
+                    c[x, y] = c[x, y] + part[x, y] * (scale[x] * (others[l] if ahead else other))
             if not epilogue.empty:
                 with tile.parallel(block_m, block_n) as (x, y):
                     if i * block_m + x < count and j * block_n + y < n:

@@ -15,6 +15,7 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
+from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import Epilogue
@@ -202,6 +203,8 @@ def decoding_matmul(
     share = tile.cdiv(steps, splits)
     splits = tile.cdiv(steps, share)  # none is empty
     rows, whole = max(1, block_k // group), group == k  # a step's groups, and whether there is but one
+    # Of sums scales are waited for where they are used, but where a copy of a row of them runs ahead (16 bytes).
+    held = not whole or n * dtype_bits(scale_dtype) % 128 == 0
     count = m if isinstance(m, int) else tirx.Cast("int32", m)
 
     # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.
@@ -232,11 +235,13 @@ def decoding_matmul(
             a = tile.shared((block_m, block_k), dtype)
             b = tile.fragment((block_n, block_k), dtype)
             c = tile.fragment((block_n, block_m), "float32")
-            if not whole:
+            if held:
                 scale = tile.shared((rows, block_n), scale_dtype)
             if zeros:
                 point = tile.shared((rows, block_n), stored.dtype)
             tile.fill(c, 0)
+            if whole and held:
+                tile.copy(scales[0, j * block_n], scale)
             start, stop = T.meta_var(z * share), T.meta_var(T.min((z + 1) * share, steps) if splits > 1 else steps)
             for l in tile.pipelined(start if splits > 1 else 0, stop, stages=stages or None):
                 tile.copy(B[j * block_n, l * (block_k // stored.each)], raw)
@@ -255,7 +260,8 @@ def decoding_matmul(
                 tile.gemm(b, a, c, transpose_b=True)
             with tile.parallel(block_n, block_m) as (y, x):
                 if i * block_m + x < count and j * block_n + y < n:
-                    total = T.meta_var(c[y, x] * T.cast(scales[0, j * block_n + y], "float32") if whole else c[y, x])
+                    own_scale = T.meta_var(scale[0, y] if held else scales[0, j * block_n + y])
+                    total = T.meta_var(c[y, x] * T.cast(own_scale, "float32") if whole else c[y, x])
                     if splits > 1:
                         partial[z, i * block_m + x, j * block_n + y] = total
                     else:
