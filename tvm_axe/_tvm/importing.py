@@ -16,6 +16,7 @@ from tvm_axe._tvm.quotients import reduced
 from tvm_axe._tvm.torch_broadcasting import in_one_shape
 from tvm_axe._tvm.torch_formulas import FORMULAS, PRODUCTS, group_norm
 from tvm_axe._tvm.torch_padding import padded
+from tvm_axe._tvm.torch_quantizing import QUANTIZING
 from tvm_axe._tvm.torch_resizing import linear, nearest
 from tvm_axe._tvm.torch_selections import SELECTIONS
 from tvm_axe._tvm.torch_sizes import divided, fractional, power, selected, size_computed, size_of, sliced
@@ -54,7 +55,7 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
       `copysign`, `cummax`, `cummin`, `exp2`, `fmax`, `fmin`, `hypot`, `index_put`, `kthvalue`, `logcumsumexp`,
       `logsumexp`, `masked_scatter`, `min` along a dimension, `scatter_add`, `std_mean` and `var_mean`; nor volumes that
       are resized or sampled, `erfinv`, `lgamma`, `isin`, `searchsorted`, and shifts of bits;
-    - knows no floats of eight bits;
+    - knows no floats of eight bits, and none of the operators of `quantized_decomposed`;
     - takes no sizes that aren't known as numbers, in sums, quotients, comparisons and powers, and pads by none;
     - adds biases of 16 bits to products of float32, which Relax refuses, and leaves products without a bias in float32.
 
@@ -71,7 +72,10 @@ def torch_converters() -> dict[str, Callable[[Any, Any], Any]]:
     know_small_floats()
     mended: dict[str, Callable[[Any, Any], Any]] = {
         **{name: partial(_in_own_type, name, wide) for name, wide in _WIDE.items()},
-        **{name: partial(_by_formula, formula) for name, formula in {**FORMULAS, **SELECTIONS, **SPECIAL}.items()},
+        **{
+            name: partial(_by_formula, formula)
+            for name, formula in {**FORMULAS, **QUANTIZING, **SELECTIONS, **SPECIAL}.items()
+        },
         **{name: partial(_refusing, name, argument) for name, argument in _REFUSED.items()},
         "clamp.default": _clamp,
         "getitem": _result,

@@ -19,7 +19,7 @@ from tvm_axe.analysis.expressions import is_choice, is_float, loads_in, substitu
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.tile.kernels.dequantized import CODES, OF_BYTES, Stored
 
-__all__ = ["Codes", "codes_of"]
+__all__ = ["Codes", "codes_of", "in_range"]
 
 _BITS = 4
 _MOST = (1 << 8) - 1  # what stands for zero is stored in a byte
@@ -282,8 +282,13 @@ def _range(kind: str) -> tuple[int, int]:
 
 
 def _fits(bounds: tuple[int, int], kind: str) -> bool:
-    least, most = _range(kind)
-    return least <= bounds[0] and bounds[1] <= most
+    return in_range(*bounds, kind)
+
+
+def in_range(least: int, most: int, kind: str) -> bool:
+    """Whether a type of integers has all from the least to the most."""
+    first, last = _range(kind)
+    return first <= least and most <= last
 
 
 def _terms(expr: tirx.Expr, sign: int = 1) -> list[tuple[int, tirx.Expr]]:

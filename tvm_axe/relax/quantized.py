@@ -11,12 +11,12 @@ packed in front of the kernel: once, where they are constants, or weights that a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from tvm import ir, relax, te, tirx
-from tvm.ir import IRModule
+from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
@@ -24,11 +24,11 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import loads_in, substitute
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import backend_of
-from tvm_axe.relax.codes import Codes, codes_of
+from tvm_axe.relax.codes import Codes, codes_of, in_range
 from tvm_axe.relax.expressions import Elements
 from tvm_axe.relax.in_blocks import computed_by, decoding_product_in_blocks
 from tvm_axe.relax.operators_of_attention import APART
-from tvm_axe.relax.values import Values, extents_of, is_call, product, shape_of, sides_of
+from tvm_axe.relax.values import Values, elements_of, extents_of, is_call, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
 from tvm_axe.tile.kernels.dequantized import DECODING, MIDDLE, OF_BYTES, TYPES
@@ -148,7 +148,7 @@ class _Finder:
         element = elements.at([column, row])
         if element is None:
             return bits, "how isn't said element by element"
-        codes = codes_of(element, row, column, n, k, dtype, bits)
+        codes = codes_of(_with_constants(element, elements.roots), row, column, n, k, dtype, bits)
         if isinstance(codes, str):
             return bits, codes
         rows = product(sides[:-1])
@@ -175,6 +175,26 @@ def _is_of(root: tirx.Buffer, bits: int, elements: int) -> bool:
     sizes = [int(extent) for extent in root.shape]
     is_code = kind.startswith(_INTEGERS) or (bits == 8 and kind in OF_BYTES)
     return is_code and int(product(sizes)) * dtype_bits(kind) == bits * elements
+
+
+def _with_constants(element: tirx.Expr, roots: Mapping[relax.Expr, tirx.Buffer]) -> tirx.Expr:
+    """The element, with what is known of integers that are constants: the one that all are, or that they have 8 bits.
+
+    Zero points come as integers of 32 or 64 bits.
+    """
+    known = {own: elements_of(root) for root, own in roots.items() if isinstance(root, GenericConst)}
+
+    def loaded(load: ir.TensorLoad) -> tirx.Expr:
+        numbers, dtype = known.get(load.source), str(load.ty.dtype)
+        if numbers is None or not dtype.startswith(_INTEGERS) or not numbers.size:
+            return load
+        least, most = int(numbers.min()), int(numbers.max())
+        if least == most:
+            return tirx.const(least, dtype)
+        fits = next((kind for kind in ("int8", "uint8") if in_range(least, most, kind)), dtype)
+        return load if fits == dtype else tirx.Cast(dtype, tirx.Cast(fits, load))
+
+    return _tvm.structural_map(element, (ir.TensorLoad, loaded))
 
 
 @mutator

@@ -17,7 +17,18 @@ from tvm.sym import Analyzer
 from tvm_axe import _tvm
 from tvm_axe.analysis.sizes import sides
 
-__all__ = ["Side", "Values", "alike", "extents_of", "is_call", "product", "rewritten", "shape_of", "sides_of"]
+__all__ = [
+    "Side",
+    "Values",
+    "alike",
+    "elements_of",
+    "extents_of",
+    "is_call",
+    "product",
+    "rewritten",
+    "shape_of",
+    "sides_of",
+]
 
 Side = Any
 """An extent of a tensor: a number where it is known, an expression elsewhere."""
@@ -152,7 +163,7 @@ class Values:
         if shape is None or math.prod(shape) > _SMALL:
             return None
         if isinstance(found, GenericConst):
-            return _elements(found)
+            return elements_of(found)
         needed: dict[relax.Var, relax.Expr] = {}
         if not isinstance(found, relax.Call) or not self._is_made_of_constants(found, needed):
             return None
@@ -165,7 +176,7 @@ class Values:
         if name not in self._folded:
             folded = relax.transform.FoldConstant()(relax.transform.LegalizeOps()(module))["main"]
             last = Values(folded).of(folded.body.body)
-            self._folded[name] = _elements(last) if isinstance(last, GenericConst) else None
+            self._folded[name] = elements_of(last) if isinstance(last, GenericConst) else None
         return self._folded[name]
 
     def scalar(self, value: relax.Expr) -> float | None:
@@ -181,7 +192,7 @@ class Values:
         number = self.of(value.args[1]) if is_call(value, "relax.full") else None
         if not isinstance(number, GenericConst):
             return value
-        return relax.const(np.full(extents_of(value), _elements(number), str(value.ty.dtype)))
+        return relax.const(np.full(extents_of(value), elements_of(number), str(value.ty.dtype)))
 
     def _is_made_of_constants(self, call: relax.Call, needed: dict[relax.Var, relax.Expr]) -> bool:
         """Whether a call's value is made of constants alone; the variables on its way are `needed`, in order."""
@@ -203,6 +214,7 @@ class Values:
         return True
 
 
-def _elements(constant: GenericConst) -> np.ndarray:
+def elements_of(constant: GenericConst) -> np.ndarray:
+    """The elements of a constant."""
     value = constant.value
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
