@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tvm import relax
 from tvm.relax import op
 
-__all__ = ["Emit", "elu", "expm1", "number", "shifted", "wide"]
+__all__ = ["Emit", "elu", "expm1", "less_zero_point", "number", "shifted", "wide"]
 
 Emit = Callable[[relax.Expr], relax.Var]
 
@@ -56,3 +56,9 @@ def shifted(emit: Emit, x: relax.Expr, y: relax.Expr, left: bool) -> relax.Expr:
         return op.where(beyond, number(0, x), op.left_shift(x, by))
     rest = op.where(op.less(x, number(0, x)), number(-1, x), number(0, x)) if signed else number(0, x)
     return op.where(beyond, rest, op.right_shift(x, by))
+
+
+def less_zero_point(emit: Emit, value: relax.Expr, zero_point: relax.Expr | None) -> relax.Var:
+    """What is quantized as int32, less its zero point, which is broadcast to it; None is zero."""
+    whole = emit(op.astype(value, "int32"))
+    return whole if zero_point is None else emit(op.subtract(whole, emit(op.astype(zero_point, "int32"))))

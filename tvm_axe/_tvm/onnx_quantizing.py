@@ -14,6 +14,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from tvm_axe._tvm.formulas import less_zero_point
 from tvm_axe._tvm.onnx_call import Call, dtype_of, rank_of
 
 __all__ = ["QUANTIZING"]
@@ -55,8 +56,7 @@ def _dequantized(
     _check(call, dtype_of(x))
     number = x
     if zero_point is not None and not dtype_of(x).startswith("float"):
-        zero = call.emit(op.astype(_spread(call, zero_point, x, axis, block_size), "int32"))
-        number = call.emit(op.subtract(call.emit(op.astype(x, "int32")), zero))
+        number = less_zero_point(call.emit, x, _spread(call, zero_point, x, axis, block_size))
     wide = call.emit(op.astype(_spread(call, scale, x, axis, block_size), "float32"))
     value = call.emit(op.multiply(call.emit(op.astype(number, "float32")), wide))
     return op.astype(value, _named(output_dtype) if output_dtype else dtype_of(scale))
@@ -95,19 +95,14 @@ def _limited(call: Call, value: Any, zero_point: Any, dtype: str) -> Any:
 # ---- Products
 
 
-def _less_zero_point(value: Any, zero_point: Any, axis: int | None, call: Call) -> Any:
+def _whole(call: Call, value: Any, zero_point: Any, axis: int | None) -> Any:
     """What is quantized as int32, less its zero point, which may be one for each place of a dimension."""
-    wide = op.astype(value, "int32")
-    if zero_point is None:
-        return call.emit(wide)
-    zero = call.emit(op.astype(zero_point, "int32"))
-    return call.emit(op.subtract(wide, _along(zero, rank_of(value), axis)))
+    along = None if zero_point is None else _along(zero_point, rank_of(value), axis)
+    return less_zero_point(call.emit, value, along)
 
 
 def _conv_integer(call: Call, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None, **attributes: Any) -> Any:
-    return call.upstream(
-        "Conv", [_less_zero_point(x, x_zero, None, call), _less_zero_point(w, w_zero, 0, call), None], **attributes
-    )
+    return call.upstream("Conv", [_whole(call, x, x_zero, None), _whole(call, w, w_zero, 0), None], **attributes)
 
 
 def _requantized(call: Call, sums: Any, scale: Any, out_scale: Any, zero_point: Any) -> Any:
@@ -130,7 +125,7 @@ def _qlinear_conv(
 def _qlinear_matmul(
     call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any
 ) -> Any:
-    one, two = _less_zero_point(a, a_zero, -2, call), _less_zero_point(b, b_zero, -1, call)
+    one, two = _whole(call, a, a_zero, -2), _whole(call, b, b_zero, -1)
     scale = call.emit(op.multiply(_along(a_scale, max(rank_of(a), 2), -2), _along(b_scale, max(rank_of(b), 2), -1)))
     return _requantized(call, call.emit(op.matmul(one, two, "int32")), scale, y_scale, y_zero)
 
@@ -150,12 +145,11 @@ def _matmul_nbits(
     dtype, blocks = dtype_of(a), -(-K // block_size)
     codes = call.emit(op.reshape(_codes(call, b, bits), (N, blocks, block_size)))
     if zero_points is None:
-        number = call.emit(op.subtract(call.emit(op.astype(codes, "int32")), relax.const(1 << bits - 1, "int32")))
+        number = less_zero_point(call.emit, codes, relax.const(1 << bits - 1, "int32"))
     elif dtype_of(zero_points) == "uint8":
         of_bytes = call.emit(op.reshape(zero_points, (N, -(-blocks * bits // 8))))
         zero = call.emit(op.strided_slice(_codes(call, of_bytes, bits), [1], [0], [blocks]))
-        zero = call.emit(op.reshape(call.emit(op.astype(zero, "int32")), (N, blocks, 1)))
-        number = call.emit(op.subtract(call.emit(op.astype(codes, "int32")), zero))
+        number = less_zero_point(call.emit, codes, op.reshape(zero, (N, blocks, 1)))
     else:
         number = call.emit(op.subtract(call.emit(op.astype(codes, dtype)), op.reshape(zero_points, (N, blocks, 1))))
     scale = call.emit(op.reshape(scales, (N, blocks, 1)))

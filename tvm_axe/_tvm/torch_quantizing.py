@@ -13,7 +13,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from tvm_axe._tvm.formulas import Emit
+from tvm_axe._tvm.formulas import Emit, less_zero_point
 
 __all__ = ["QUANTIZING"]
 
@@ -50,9 +50,7 @@ def _integer(
 def _number(emit: Emit, q: relax.Expr, scale: Any, zero: Any, out: Any) -> relax.Expr:
     """What an integer stands for, of the scale's type or float32, and then of the type that is asked for."""
     made = str(scale.ty.dtype) if isinstance(scale, relax.Expr) else "float32"
-    whole = emit(op.astype(q, "int32"))
-    if zero is not None:
-        whole = emit(op.subtract(whole, emit(_tensor(zero, "int32"))))
+    whole = less_zero_point(emit, q, None if zero is None else _tensor(zero, "int32"))
     value = emit(op.multiply(emit(op.astype(whole, made)), _tensor(scale, made)))
     return op.astype(value, "float32" if out is None else _named(out))
 

@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
-from tvm_axe.tile.kernels.dequantized import MIDDLE
+from tvm_axe.tile.kernels.dequantized import stored_of
 from tvm_axe.tile.kernels.kernel import Problem
 
 __all__ = [
@@ -112,7 +112,8 @@ def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequenc
     names = ("B", "scales", *(("points",) if problem.get("zeros", False) else ()), "bias")
     b, scales, *others = (te.placeholder(*each, name) for each, name in zip(tensors, names))
     bias = others.pop() if problem.get("bias", False) else None
-    lanes = 1 if "weights" in problem else dtype_bits(str(b.dtype)) // 4
+    stored = stored_of(problem)
+    lanes = 1 if stored.each == 1 else dtype_bits(str(b.dtype)) // 4
     made = str(scales.dtype)
 
     def decoded(j: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
@@ -120,8 +121,8 @@ def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequenc
         if lanes > 1:
             word = b[j, i // lanes] >> tirx.Cast(str(b.dtype), i % lanes * 4)
             number = word & tirx.const(15, str(b.dtype))
-        if not str(b.dtype).startswith("float"):
-            zero: Any = others[0][i // group, j] if others else problem.get("middle", MIDDLE if lanes > 1 else 0)
+        if stored.is_integer:
+            zero: Any = others[0][i // group, j] if others else problem.get("middle", stored.middle)
             number = tirx.Cast("int32", number) - (tirx.Cast("int32", zero) if others else zero)
         scaled = tirx.Cast(made, number) * scales[i // group, j]
         return scaled if made == dtype else tirx.Cast(dtype, scaled)

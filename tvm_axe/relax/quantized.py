@@ -31,7 +31,7 @@ from tvm_axe.relax.operators_of_attention import APART
 from tvm_axe.relax.values import Values, elements_of, extents_of, is_call, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
-from tvm_axe.tile.kernels.dequantized import DECODING, MIDDLE, OF_BYTES, TYPES
+from tvm_axe.tile.kernels.dequantized import DECODING, OF_BYTES, TYPES
 from tvm_axe.tile.kernels.kernel import Problem
 
 __all__ = ["with_decoding_products"]
@@ -158,7 +158,7 @@ class _Finder:
             problem["weights"] = codes.stored.dtype
         if not isinstance(codes.zero, tirx.IntImm):
             problem["zeros"] = True
-        elif int(codes.zero) != (MIDDLE if bits == 4 else 0):
+        elif int(codes.zero) != codes.stored.middle:
             problem["middle"] = int(codes.zero)
         if str(codes.scale.ty.dtype) != dtype:
             problem["scale_dtype"] = str(codes.scale.ty.dtype)

@@ -63,6 +63,11 @@ class Stored(NamedTuple):
         """Whether weights are integers, of which one may stand for zero."""
         return not self.dtype.startswith("float")
 
+    @property
+    def middle(self) -> int:
+        """What stands for zero where neither a tensor nor the problem says so."""
+        return MIDDLE if self.each == 2 else 0
+
     def number(self, raw: Any, row: Any, column: Any) -> Any:
         """The weight of a row and column as it is stored: of eight bits, or a code, of 32."""
         return code_of(raw[row, column // 2], column) if self.each == 2 else raw[row, column]
@@ -392,13 +397,14 @@ def decoded(arrays: Mapping[str, np.ndarray], group: int, middle: int = MIDDLE, 
     return (numbers.astype("float64") - zeros) * arrays["scales"].astype("float64").T.repeat(group, axis=1)
 
 
-def _stored(problem: Problem) -> Stored:
+def stored_of(problem: Problem) -> Stored:
+    """How the weights of a kernel's problem are stored."""
     return Stored(problem["weights"], 1) if "weights" in problem else CODES
 
 
 def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
     m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
-    stored, groups = _stored(problem), (k // group, n)
+    stored, groups = stored_of(problem), (k // group, n)
 
     def whole(shape: tuple[int, ...], most: int | None = None) -> np.ndarray:
         bounds = np.iinfo(stored.dtype)
@@ -418,8 +424,8 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     """The product in float64; each weight is rounded to its type once, beside what the sum of k products rounds."""
-    stored = _stored(problem)
-    middle = problem.get("middle", MIDDLE if stored is CODES else 0)
+    stored = stored_of(problem)
+    middle = problem.get("middle", stored.middle)
     a, b = arrays["A"].astype("float64"), decoded(arrays, problem["group"], middle, stored.each)
     epilogue, dtype = epilogue_of(problem), problem["dtype"]
     magnitude = epilogue.magnitude(np.abs(a) @ np.abs(b.T), arrays)

@@ -22,7 +22,7 @@ from tvm import ir, sym, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import substitute
-from tvm_axe.tile.targets.cuda.instructions.halves import HALVES, half_of, is_apart, is_twice
+from tvm_axe.tile.targets.cuda.instructions.halves import both_steps, is_apart, is_twice
 
 _FLOATS = {"float8_e4m3fn": "__NV_E4M3", "float8_e5m2": "__NV_E5M2"}
 """Floats of eight bits by their names in CUDA."""
@@ -49,7 +49,7 @@ def _at_once(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
         return loop
     places = [tirx.const(n, loop.loop_var.ty) for n in range(2)]
     words: list[tirx.Bind] = []
-    both: dict[tirx.Expr, tirx.Var] = {}
+    halves: dict[tirx.Cast, tirx.Var] = {}
 
     def found(cast: tirx.Cast) -> None:
         source, load = str(cast.value.ty), cast.value
@@ -59,25 +59,13 @@ def _at_once(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
             return
         first, second = (substitute(load.indices[0], {loop.loop_var: at}) for at in places)
         if analyzer.can_prove_equal(first % 2, 0) and analyzer.can_prove_equal(second, first + 1):
-            both[cast] = tirx.Var("both", "int32")
-            words.append(tirx.Bind(both[cast], _halves(source, tirx.address_of(tirx.BufferLoad(load.source, [first])))))
+            halves[cast] = tirx.Var("both", "int32")
+            words.append(
+                tirx.Bind(halves[cast], _halves(source, tirx.address_of(tirx.BufferLoad(load.source, [first]))))
+            )
 
     tvm_ffi.structural_walk(store.value, (tirx.Cast, found))
-    if not words:
-        return loop
-    stores = []
-    for at, name in zip(places, HALVES):
-
-        def wider(cast: tirx.Cast, name: str = name) -> tirx.Expr:
-            word = both.get(cast)
-            if word is None:
-                return cast
-            number = tirx.reinterpret("float16", half_of(word, name))
-            return number if str(cast.ty) == "float16" else tirx.Cast(cast.ty, number)
-
-        value = _tvm.structural_map(store.value, (tirx.Cast, wider))
-        stores.append(substitute(tirx.BufferStore(store.buffer, value, store.indices), {loop.loop_var: at}))
-    return tirx.SeqStmt([*words, *stores])
+    return both_steps(loop, words, halves) if words else loop
 
 
 def _halves(source: str, pointer: tirx.Expr) -> tirx.Expr:

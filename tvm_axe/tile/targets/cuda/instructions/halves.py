@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from tvm import tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import loads_in
+from tvm_axe.analysis.expressions import loads_in, substitute
 
-HALVES = ("lower", "upper")
+_HALVES = ("lower", "upper")
 
 
 def half_of(both: tirx.Expr, half: str) -> tirx.Expr:
@@ -39,3 +41,27 @@ def is_apart(store: tirx.Stmt) -> bool:
     return isinstance(store, tirx.BufferStore) and not any(
         load.source.data.same_as(store.buffer.data) for load in loads_in(store.value)
     )
+
+
+def both_steps(loop: tirx.For, words: Sequence[tirx.Bind], halves: Mapping[tirx.Cast, tirx.Var]) -> tirx.Stmt:
+    """The two stores of a loop, behind what makes the words of which these casts are the halves.
+
+    A half is as many bits, which a cast to an integer is, or float16, which a cast to another float is of.
+    """
+    store, stores = loop.body, []
+    for step, name in enumerate(_HALVES):
+
+        def half(cast: tirx.Cast, name: str = name) -> tirx.Expr:
+            both = halves.get(cast)
+            if both is None:
+                return cast
+            bits, kind = half_of(both, name), str(cast.ty)
+            if kind == "uint16":
+                return bits
+            number = tirx.reinterpret("float16", bits)
+            return number if kind == "float16" else tirx.Cast(cast.ty, number)
+
+        value = _tvm.structural_map(store.value, (tirx.Cast, half))
+        place = {loop.loop_var: tirx.const(step, loop.loop_var.ty)}
+        stores.append(substitute(tirx.BufferStore(store.buffer, value, store.indices), place))
+    return tirx.SeqStmt([*words, *stores])

@@ -39,7 +39,7 @@ from tvm import sym, tirx
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import alike, substitute
 from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
-from tvm_axe.tile.targets.cuda.instructions.halves import HALVES, half_of, is_apart, is_twice
+from tvm_axe.tile.targets.cuda.instructions.halves import both_steps, is_apart, is_twice
 
 UNITS = {"float16": (0x6400, 1024), "bfloat16": (0x4300, 128)}
 """By type the bits, and the value, of the float whose last bit is 1; as many integers follow it."""
@@ -98,7 +98,7 @@ def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
     if not is_twice(loop) or not is_apart(store):
         return loop
     words: list[tirx.Bind] = []
-    halves: dict[tirx.Expr, tirx.Var] = {}
+    halves: dict[tirx.Cast, tirx.Var] = {}
 
     def found(cast: tirx.Cast) -> None:
         if str(cast.ty) != "uint16" or str(cast.value.ty) != "int32":
@@ -113,18 +113,7 @@ def _in_pairs(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
 
     places = [tirx.const(n, loop.loop_var.ty) for n in range(2)]
     tvm_ffi.structural_walk(store.value, (tirx.Cast, found))
-    if not words:
-        return loop
-    stores = []
-    for at, name in zip(places, HALVES):
-
-        def half(cast: tirx.Cast, name: str = name) -> tirx.Expr:
-            both = halves.get(cast)
-            return cast if both is None else half_of(both, name)
-
-        value = _tvm.structural_map(store.value, (tirx.Cast, half))
-        stores.append(substitute(tirx.BufferStore(store.buffer, value, store.indices), {loop.loop_var: at}))
-    return tirx.SeqStmt([*words, *stores])
+    return both_steps(loop, words, halves) if words else loop
 
 
 def _in_quads(loop: tirx.For, analyzer: sym.Analyzer) -> tirx.Stmt:
