@@ -273,7 +273,8 @@ def test_weights_of_four_bits_times_any_number_of_rows(group, dtype, extra):
 def test_gradients_of_attention_are_summed_in_registers(name, case, dim, causal):
     """Weights and their gradients are left operands, which go through no shared memory, and tiles have slots."""
     kernel, problem = KERNELS[name], {**KERNELS[name].cases[case], "causal": causal}
-    _, keys, queries = kernel.recipe(HOPPER, {**problem, "dim": dim}).programs
+    alike = {"deterministic": True} if name == "attention_backward" else {}
+    _, keys, queries = kernel.recipe(HOPPER, {**problem, "dim": dim, **alike}).programs
     for program, operands, loaded in ((keys, 2, ("q", "do")), (queries, 1, ("k", "v"))):
         text = tile.explain(program, HOPPER)
         assert "a producer warp and 2 warpgroups that consume" in text
@@ -283,6 +284,28 @@ def test_gradients_of_attention_are_summed_in_registers(name, case, dim, causal)
     # Operands of products in flight would take the registers of what threads compute, and the assembler would wait.
     settled = "schedule: products end with their iteration" in tile.explain(keys, HOPPER)
     assert settled == (dim == 128 and not causal and name == "attention_backward")  # lists take 32 queries there
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_attention_in_one_pass(dim, causal):
+    """TMA adds the gradients of queries in memory, and tiles have slots beside what it takes; in order if asked for."""
+    kernel = KERNELS["attention_backward"]
+    problem = {**kernel.cases[2], "causal": causal, "dim": dim}
+    sums, keys, queries = kernel.recipe(HOPPER, problem).programs
+    text = tile.explain(keys, HOPPER)
+    assert text.count("added in memory by TMA") == 1
+    assert text.count("left operand of") == 2
+    slots = dict(re.findall(r"circular buffer of ([^:]*): (\d+) slots", text))
+    assert min(int(slots[name]) for name in ("q", "do")) >= 2
+    assert [param.name for param in queries.params] == ["added", "dQ"]
+    assert "added" in [param.name for param in sums.params]
+    given = kernel.recipe(HOPPER, {**problem, "deterministic": True})
+    assert not any("atomically" in tile.explain(program, HOPPER) for program in given.programs)
+    with pytest.raises(TileError, match=r"passes=1 adds in any order; valid for deterministic gradients is 2"):
+        kernel.recipe(HOPPER, {**problem, "deterministic": True}, passes=1)
+    with pytest.raises(TileError, match=r"key_rows=128; valid in one pass is .* key_step=64 or dim=32"):
+        kernel.recipe(Target("llvm"), {**problem, "dim": 32}, passes=1, key_rows=128, key_step=64)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])

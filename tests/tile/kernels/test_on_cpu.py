@@ -12,7 +12,7 @@ CASES = [
     ("skinny_matmul", 1), ("batched_matmul", 0), ("grouped_matmul", 1), ("grouped_matmul", 4),
     ("gathered_matmul", 1), ("fp8_matmul", 1),
     ("attention_backward", 0), ("attention_backward", 2), ("attention_backward", 3), ("attention_backward", 4),
-    ("attention_backward", 5),
+    ("attention_backward", 5), ("attention_backward", 8),
     ("block_scaled_matmul", 1), ("block_scaled_matmul", 2), ("block_scaled_matmul", 4),
     ("block_sparse_attention_backward", 1), ("block_sparse_attention_backward", 2),
     ("chunk_state", 1), ("chunk_state", 2), ("chunk_state", 3), ("chunk_scan", 1), ("chunk_scan", 2), ("chunk_scan", 3),

@@ -24,6 +24,7 @@ HOPPER = [
     *(("w8a16_matmul", index) for index in range(6)),
     ("w4a8_matmul", 1), ("w4a8_matmul", 2), ("w4a8_matmul", 4), ("w4a8_matmul", 6),
     ("attention_backward", 0), ("attention_backward", 2),
+    ("attention_backward", 6), ("attention_backward", 7), ("attention_backward", 8),
     ("block_sparse_attention_backward", 1), ("block_scaled_matmul", 0),
     ("chunk_state", 1), ("chunk_state", 3), ("chunk_scan", 1), ("chunk_scan", 2), ("chunk_scan", 3),
     ("mla_decode", 0), ("mla_decode", 2),

@@ -1,9 +1,10 @@
-"""Gradients of attention: of the keys and values in one pass over the queries, of the queries in one over the keys.
+"""Gradients of attention: of keys and values in a pass over the queries, and of the queries in the same or in another.
 
-Nothing is added atomically, so the same inputs give the same bits; the price is that scores are computed in both. A
-pass goes over all that a tile sees or, with `Lists`, over the blocks in its list.
+In one pass the gradients of queries are added up in memory, in any order, where TMA adds whole tiles. In two passes,
+the second of them over the keys, nothing is added atomically, so the same inputs give the same bits; the price is that
+scores are computed in both. A pass goes over all that a tile sees or, with `Lists`, over the blocks in its list.
 
-Source: Dao, "FlashAttention-2", 2023, algorithm 2, whose loop over keys is a program of its own here.
+Source: Dao, "FlashAttention-2", 2023, algorithm 2, whose loop over keys is a program of its own in two passes.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ from tvm_axe.tile.kernels.kernel import (
 )
 from tvm_axe.tile.program import TileProgram
 
+_AT_ONCE = {64: 128, 128: 64}
+"""By columns of a head, how many queries at a time TMA adds the gradients of in one pass, beside 128 keys."""
+
 ROWS = 64
 """Rows of which a block sums the products of the output and its gradient."""
 
@@ -61,12 +65,14 @@ def attention_backward(
     scale: float | None = None,
     window: int | None = None,
     sinks: bool = False,
+    deterministic: bool = False,
     *,
     key_rows: int,
     key_step: int,
     query_rows: int,
     query_step: int,
     stages: int = 0,
+    passes: int = 2,
     lists: Lists | None = None,
 ) -> Recipe:
     """The gradients dQ, dK and dV of a loss by Q, K and V of `attention`, from dO, that by O.
@@ -80,11 +86,16 @@ def attention_backward(
     by columns: `query_counts` (lists.batch, lists.heads, columns) of int32 and `query_indices` (lists.batch,
     lists.heads, columns, lists.query_width) say which blocks of queries see each block of keys.
 
+    With `passes` of 1 the gradients of queries are added up in float32 in memory, whose order isn't given: the last bit
+    of dQ may differ from one call to the next, as the default of PyTorch has it. Where that may not be the problem says
+    `deterministic`, and takes two.
+
     Raises
     ------
     TileError
         kv_heads doesn't divide heads, a causal query would see no key, `scale` is beyond what scores can be multiplied
-        by, or a window is less than 1 or of queries that aren't causal.
+        by, or a window is less than 1 or of queries that aren't causal. Or in one pass key_rows divides neither
+        key_step nor dim, or gradients are to be deterministic.
     """
     group, natural = group_of(heads, kv_heads), scale_of(dim, scale)
     check_window(window, causal)
@@ -97,6 +108,15 @@ def attention_backward(
     row_lists = (own.batch, own.heads, tile.cdiv(queries, own.query_block))
     column_lists = (own.batch, own.heads, tile.cdiv(keys, own.key_block))
     share, behind = heads // own.heads, keys % (query_step if lists is None else own.key_block) != 0
+    # In one pass the gradients of a step's queries are a product of the rows of all warpgroups, or else of its columns.
+    at_once, turned = passes == 1, key_step % key_rows != 0
+    if at_once and deterministic:
+        raise TileError("attention_backward: passes=1 adds in any order; valid for deterministic gradients is 2")
+    if at_once and turned and dim % key_rows:
+        raise TileError(
+            f"attention_backward: key_rows={key_rows}; valid in one pass is a number that divides key_step={key_step} "
+            f"or dim={dim}"
+        )
 
     @T.prim_func
     def gradients_of_keys(
@@ -110,6 +130,7 @@ def attention_backward(
         delta: T.Buffer(l_shape, "float32"),
         dK: T.Buffer(k_shape, dtype),
         dV: T.Buffer(k_shape, dtype),
+        added: T.Buffer(q_shape, "float32"),
     ) -> None:
         with tile.kernel(batch, kv_heads, tile.cdiv(keys, key_rows)) as (b, g, j):
             k = tile.shared((key_rows, dim), dtype)
@@ -118,6 +139,10 @@ def attention_backward(
             do = tile.shared((key_step, dim), dtype)
             top = tile.shared((key_step,), "float32")
             d = tile.shared((key_step,), "float32")
+            if at_once:
+                weights = tile.shared((key_rows, key_step), dtype)
+                leaving = tile.shared((key_step, dim), "float32")
+                dq = tile.fragment((dim, key_step) if turned else (key_step, dim), "float32")
             s = tile.fragment((key_rows, key_step), "float32")
             ds = tile.fragment((key_rows, key_step), "float32")
             p = tile.fragment((key_rows, key_step), dtype)
@@ -156,8 +181,21 @@ def attention_backward(
                     ds[x, y] = s[x, y] * ds[x, y]
                 tile.copy(s, p)
                 tile.copy(ds, dp)
+                if at_once:
+                    tile.copy(dp, weights)
+                    if turned:
+                        tile.gemm(k, weights, dq, transpose_a=True, accumulate=False)
+                    else:
+                        tile.gemm(weights, k, dq, transpose_a=True, accumulate=False)
                 tile.gemm(p, do, dv)
                 tile.gemm(dp, q, dk)
+                if at_once:
+                    if turned:
+                        with tile.parallel(dim, key_step) as (x, y):
+                            leaving[y, x] = dq[x, y]
+                    else:
+                        tile.copy(dq, leaving)
+                    tile.copy(leaving, added[b, h, first, 0], atomic="add")
 
             for r in range(group):
                 if lists is None:
@@ -249,8 +287,9 @@ def attention_backward(
                 dq[x, y] = dq[x, y] * T.float32(natural)
             tile.copy(dq, dQ[b, h, i * query_rows, 0])
 
-    sums = _sums(batch, heads, queries, dim, dtype, l_shape)
-    both = (only_used(gradients_of_keys), only_used(gradients_of_queries))
+    sums = _sums(batch, heads, queries, dim, dtype, l_shape, at_once)
+    of_queries = _scaled(batch, heads, queries, dim, dtype, natural) if at_once else only_used(gradients_of_queries)
+    both = (only_used(gradients_of_keys), of_queries)
     listed = () if lists is None else ("counts", "indices", "query_counts", "query_indices")
     if not sinks:
         return Recipe((sums, *both), ("Q", "K", "V", *listed, "O", "L", "dO"), ("dQ", "dK", "dV"))
@@ -286,10 +325,30 @@ def _of_sinks(batch: int, heads: int, queries: int, l_shape: tuple[int, int, int
     return tile.read(gradients_of_sinks)
 
 
-def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: tuple[int, int, int]) -> TileProgram:
+def _scaled(batch: int, heads: int, queries: int, dim: int, dtype: str, factor: float) -> TileProgram:
+    """The gradients of queries, of what all steps have added up."""
+
+    @T.prim_func
+    def gradients_of_queries(
+        added: T.Buffer((batch, heads, queries, dim), "float32"), dQ: T.Buffer((batch, heads, queries, dim), dtype)
+    ) -> None:
+        with tile.kernel(batch, heads, tile.cdiv(queries, ROWS)) as (b, h, i):
+            dq = tile.fragment((ROWS, dim), "float32")
+            tile.copy(added[b, h, i * ROWS, 0], dq)
+            with tile.parallel(ROWS, dim) as (x, y):
+                dq[x, y] = dq[x, y] * T.float32(factor)
+            tile.copy(dq, dQ[b, h, i * ROWS, 0])
+
+    return tile.read(gradients_of_queries)
+
+
+def _sums(
+    batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: tuple[int, int, int], at_once: bool
+) -> TileProgram:
     """Of each row the exponent of two that its weights are divided by, and delta, the sum of O dO.
 
-    The latter is what the gradient of a row's weights loses since they sum to 1. Both are zero behind the last row.
+    The latter is what the gradient of a row's weights loses since they sum to 1. Both are zero behind the last row. In
+    one pass the gradients of queries begin as zeros here.
     """
 
     @T.prim_func
@@ -299,6 +358,7 @@ def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: t
         L: T.Buffer((batch, heads, queries), "float32"),
         tops: T.Buffer(l_shape, "float32"),
         delta: T.Buffer(l_shape, "float32"),
+        added: T.Buffer((batch, heads, queries, dim), "float32"),
     ) -> None:
         with tile.kernel(batch, heads, tile.cdiv(queries, ROWS)) as (b, h, i):
             o = tile.fragment((ROWS, dim), dtype)
@@ -314,12 +374,26 @@ def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: t
             with tile.parallel(ROWS) as x:
                 own = T.meta_var(L[b, h, T.min(i * ROWS + x, queries - 1)] * T.float32(LOG2E))
                 tops[b, h, i * ROWS + x] = T.if_then_else(i * ROWS + x < queries, own, T.float32(0))
+            if at_once:
+                nothing = tile.fragment((ROWS, dim), "float32")
+                tile.fill(nothing, 0)
+                tile.copy(nothing, added[b, h, i * ROWS, 0])
 
-    return tile.read(sums_of_rows)
+    return only_used(sums_of_rows)
 
 
 def knobs(target: Target, problem: Problem) -> dict[str, tuple[int, ...]]:
-    """128 rows, two warpgroups of 64, beside 64 at a time: both gradients of keys are in registers."""
+    """One pass where TMA adds what leaves it, unless gradients are to be deterministic; else two."""
+    found, machine = knobs_of_passes(target, problem), machine_of(target)
+    wgmma = isinstance(machine, Gpu) and machine.tensor_cores == "wgmma" and problem["dtype"] != "float32"
+    if wgmma and problem["dim"] in _AT_ONCE and not problem.get("deterministic", False):
+        found["key_step"] = choose(_AT_ONCE[problem["dim"]], *found["key_step"])
+        return found | {"passes": choose(1, 2)}
+    return found | {"passes": choose(2)}
+
+
+def knobs_of_passes(target: Target, problem: Problem) -> dict[str, tuple[int, ...]]:
+    """Of two passes: 128 rows, two warpgroups of 64, beside 64 at a time: both gradients of keys are in registers."""
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
         return {"key_rows": choose(64), "key_step": choose(64), "query_rows": choose(64), "query_step": choose(64)}
@@ -432,6 +506,11 @@ ATTENTION_BACKWARD = Kernel(
         {"batch": 1, "heads": 3, "kv_heads": 1, "queries": 130, "keys": 257, "dim": 64, "dtype": "float16",
          "causal": True, "scale": 0.25},
         {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 140, "keys": 200, "dim": 64, "dtype": "bfloat16",
+         "causal": True, "window": 62, "sinks": True},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 200, "keys": 300, "dim": 128, "dtype": "bfloat16",
+         "deterministic": True},
+        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 200, "keys": 300, "dim": 64, "dtype": "bfloat16"},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 140, "keys": 200, "dim": 128, "dtype": "float16",
          "causal": True, "window": 62, "sinks": True},
     ),
 )  # fmt: skip

@@ -87,6 +87,7 @@ def block_sparse_attention_backward(
         scale,
         window,
         sinks,
+        True,
         **tiles,
         stages=stages,
         lists=Lists(query_block, key_block, width, query_width, mask_batch, mask_heads),
@@ -99,7 +100,7 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     Wide heads have 32 queries beside a tile of keys where 64 spill registers, which serializes Hopper's products: a
     list may be empty, and the sums have to be kept on the way around the loop, too. With a causal mask 64 fit there.
     """
-    machine, found = machine_of(target), dense.knobs(target, problem)
+    machine, found = machine_of(target), dense.knobs_of_passes(target, problem)
     if isinstance(machine, Gpu) and machine.by_tensor_cores(problem["dtype"]) and problem["dim"] > 64:
         wgmma = machine.tensor_cores == "wgmma"
         if not (wgmma and problem.get("causal", False)):

@@ -38,6 +38,7 @@ PROGRAMS = [
         for causal in (False, True)
         for program in KERNELS[name].recipe(HOPPER, {**KERNELS[name].cases[case], "causal": causal}).programs
     ),
+    *KERNELS["attention_backward"].recipe(HOPPER, KERNELS["attention_backward"].cases[6]).programs,
 ]
 
 

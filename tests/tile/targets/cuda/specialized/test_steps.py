@@ -2,21 +2,24 @@
 
 The judge knows no threads: what a tile holds is a term made of the statements that led to it, loads included. Steps and
 program must end with the same terms; no statement may touch what a product in flight writes or overwrite what it reads,
-no slot may be given back that one reads, and every slot taken is given back once, in order.
+no slot may be given back that one reads, and every slot taken is given back once, in order. What is sent stands behind
+a barrier that says so to TMA, and is overwritten behind one that waits for it.
 """
 
 import random
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import programs_hopper as programs
 import pytest
 import tvm_ffi
 from programs_interleaved import interleaved, nested
+from programs_sent import sent
 from tvm import ir, sym, tirx
 from tvm.target import Target
 
 from tvm_axe import tile
-from tvm_axe.tile.nodes import Branch, Fill, Gemm, Loop
+from tvm_axe.tile.nodes import Branch, Copy, Fill, Gemm, Loop
 from tvm_axe.tile.targets.cuda.specialized import buffers
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.schedule import schedule
@@ -32,6 +35,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     PingPong,
     Release,
     Repeat,
+    Send,
     Sync,
 )
 from tvm_axe.tile.walking import substitute_in
@@ -99,8 +103,12 @@ def by_steps(program, slots, steps, loaded):
     """What tiles hold at the steps' end."""
     state, flights = State(), []
     taken, given = dict.fromkeys(slots, 0), dict.fromkeys(slots, 0)
+    written, read = set(), set()  # tiles that TMA doesn't see yet, and those that it may be reading
 
     def check(node):
+        overwritten = {tile for tile in node.writes if tile.scope == "shared"}
+        assert not overwritten & read, f"{node} overwrites what is being sent"
+        written.update(overwritten)
         for gemm, _ in flights:
             reads, writes = set(node.reads), set(node.writes)
             if not (isinstance(node, Gemm) and node.c.tile is gemm.c.tile):
@@ -129,6 +137,14 @@ def by_steps(program, slots, steps, loaded):
             elif isinstance(step, Do):
                 check(step.node)
                 state.do(step.node, names)
+            elif isinstance(step, Send):
+                check(step.node)
+                assert step.node.src.tile not in written, f"{step}: TMA may not see it"
+                state.do(step.node, names)
+                read.add(step.node.src.tile)
+            elif isinstance(step, Sync):
+                written.difference_update(set(written) if step.proxy else ())
+                read.difference_update(set(read) if step.drains else ())
             elif isinstance(step, Given):
                 run(step.body, {**names, step.var: value(step.value, names)})
             elif isinstance(step, Guard):
@@ -143,7 +159,7 @@ def by_steps(program, slots, steps, loaded):
             elif isinstance(step, Choose):
                 run(step.then if value(step.condition, names) else step.otherwise, names)
             else:
-                assert isinstance(step, (Define, Sync, PingPong))
+                assert isinstance(step, (Define, PingPong))
 
     run(steps, {var: 0 for var, _ in program.grid})
     assert not flights and taken == given
@@ -201,3 +217,49 @@ def test_steps_of_loops_in_loops_do_what_the_program_does(seed):
         assert all(got[param] == expected[param] for param in program.params if param in expected)
         assert "schedule:" not in made.explain()
         judged += 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_of_tiles_that_are_sent_do_what_the_program_does(seed):
+    program = tile.read(sent(random.Random(seed)))
+    made = tile.plan(program, HOPPER)
+    slots = made.memory.buffers
+    assert made.memory.sent == {node for node in program.nodes() if is_sent(node)}
+    expected, loaded = in_order(program, [copy for buffer in slots for copy in buffer.copies])
+    got = by_steps(program, slots, made.schedule.steps, loaded)
+    assert all(got[param] == expected[param] for param in program.params if param in expected)
+
+
+def is_sent(node):
+    return isinstance(node, Copy) and node.dst.tile.scope == "global"
+
+
+def test_a_step_without_a_barrier_is_found():
+    """The judge of what is sent can fail: steps without their barriers, or that don't wait, are wrong."""
+    found = Counter()
+    for seed in range(12):
+        program = tile.read(sent(random.Random(seed)))
+        made = tile.plan(program, HOPPER)
+        slots = made.memory.buffers
+        for less in (Sync(False), Sync(True)):
+            _, loaded = in_order(program, [copy for buffer in slots for copy in buffer.copies])
+            try:
+                by_steps(program, slots, _with(made.schedule.steps, less), loaded)
+            except AssertionError as error:
+                found["TMA may not see it" in str(error), "is being sent" in str(error)] += 1
+    assert found[True, False] and found[False, True] and not found[False, False]
+
+
+def _with(steps, barrier):
+    """Steps with another barrier in place of each."""
+    made = []
+    for step in steps:
+        if isinstance(step, Sync):
+            made.append(barrier)
+        elif isinstance(step, Repeat):
+            made.append(replace(step, body=_with(step.body, barrier), behind=_with(step.behind, barrier)))
+        elif isinstance(step, Choose):
+            made.append(replace(step, then=_with(step.then, barrier), otherwise=_with(step.otherwise, barrier)))
+        else:
+            made.append(step)
+    return tuple(made)

@@ -26,6 +26,7 @@ from tvm_axe.tile.regions import Region, Tile
 BOX = 256  # the most elements of a box along a dimension
 _ALIGNED = 16  # bytes: of the tensor's address and of its strides
 _SHARED_ALIGNED = 128  # bytes: of an address in shared memory
+_ADDED = ("float32", "float16", "bfloat16", "int32", "uint32")
 ATOM_ROWS = 8  # after which a swizzle's pattern begins anew
 
 
@@ -133,6 +134,14 @@ def obstacle(tensor: Region, tile: Tile, analyzer: sym.Analyzer) -> str | None:
     return None
 
 
+def adds(tile: Tile) -> bool:
+    """Whether a copy can add to what a tile of global memory holds, as threads of the device would.
+
+    Source: PTX ISA, "cp.reduce.async.bulk.tensor", which is ordered at the scope of the device.
+    """
+    return tile.dtype in _ADDED and not tile.is_mesh
+
+
 def load(tile: Tile, buffer: Any, slot: Any, source: Region, barrier: Any, tf32: bool) -> None:
     """Emit the copies of a region into a slot of a tile's buffer; they complete on a barrier. `tf32`: rounded to it."""
     rows, columns = matrix(tile)
@@ -146,15 +155,19 @@ def load(tile: Tile, buffer: Any, slot: Any, source: Region, barrier: Any, tf32:
         primitives.copy_async(part, from_, dispatch=_dispatch(width, panel(tile)), mbar=barrier, **rounding)
 
 
-def store(buffer: Any, place: tuple[Any, ...], target: Region, row: Any, column: Any) -> None:
-    """Emit the copies of a staging buffer's matrix at `place` to a region, from (`row`, `column`) of it on."""
+def store(
+    buffer: Any, place: tuple[Any, ...], target: Region, row: Any, column: Any, atomic: str | None = None
+) -> None:
+    """Emit the copies of a buffer's matrix at `place` to a region, from (`row`, `column`) on; `atomic`: joined."""
     rows, columns = (int(extent) for extent in buffer.shape[-2:])
-    swizzled = (16 << _tvm.swizzle_of(buffer.layout)) // item_bytes(str(buffer.dtype))
+    tile = Tile(target.tile.buffer, "shared", (rows, columns), str(buffer.dtype))
+    swizzled, tall = panel(tile), height(tile)
     width = _width(target, columns, swizzled)
-    with each(columns // width) as j:
-        index = (*place, slice(0, rows), slice(j * width, j * width + width))
-        to = box(target, row, rows, column + j * width, width)
-        primitives.copy_async(to, buffer[index], dispatch=_dispatch(width, swizzled))
+    joined = {} if atomic is None else {"use_tma_reduce": atomic}
+    with each(rows // tall) as i, each(columns // width) as j:
+        index = (*place, slice(i * tall, i * tall + tall), slice(j * width, j * width + width))
+        to = box(target, row + i * tall, tall, column + j * width, width)
+        primitives.copy_async(to, buffer[index], dispatch=_dispatch(width, swizzled), **joined)
 
 
 def _width(region: Region, columns: int, swizzled: int) -> int:

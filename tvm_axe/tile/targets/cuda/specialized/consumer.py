@@ -30,6 +30,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     PingPong,
     Release,
     Repeat,
+    Send,
     Step,
     Sync,
     walk,
@@ -137,7 +138,7 @@ class Consumer:
         if self.plan.schedule.takes_turns:
             with when(self.context.group == 0):
                 T.evaluate(T.ptx["bar.sync"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
-        if self.staged and not self.plan.has_storing_warp:
+        if self.plan.memory.sent or (self.staged and not self.plan.has_storing_warp):
             T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
 
     def tile(self, values: Values) -> None:
@@ -164,6 +165,9 @@ class Consumer:
     def synchronize(self, step: Sync, values: Values) -> None:
         if step.proxy:
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        if step.drains:  # of no other thread than the one that sends there is anything to wait for
+            with self.waits.around("sent tiles to be read"):
+                T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
         self.sync()
 
     def define(self, step: Define, values: Values) -> Values:
@@ -281,6 +285,13 @@ class Consumer:
             (node,) = substitute((step.node,), values)
             emit(self.emitter, node)
 
+    def send(self, step: Send, values: Values) -> None:
+        """A copy of a shared tile by one thread, behind the barrier that what all have written stands before."""
+        copy, context = step.node, self.context
+        with when(tirx.all(context.group == 0, context.warp == 0, context.lane == 0)):
+            tma.store(context.tiles[copy.src.tile], (0,), self.moved(copy.dst, values), 0, 0, copy.atomic)
+            T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+
     def store(self, copy: Copy, values: Values) -> None:
         """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup or by the storing warp."""
         context, staging = self.context, self.plan.memory.staging[copy]
@@ -327,6 +338,7 @@ _STEPS: TypeTable[Callable[[Consumer, Any, Values], Values | None]] = TypeTable(
         PingPong: Consumer.ping_pong,
         Release: Consumer.release,
         Repeat: Consumer.repeat,
+        Send: Consumer.send,
         Sync: Consumer.synchronize,
     },
 )

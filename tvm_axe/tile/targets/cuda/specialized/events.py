@@ -32,6 +32,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     PingPong,
     Release,
     Repeat,
+    Send,
     Step,
     Sync,
     walk,
@@ -311,6 +312,7 @@ _EVENTS: TypeTable[Callable[[_Consumer, Any], None]] = TypeTable(
         PingPong: _Consumer.ping_pong,
         Release: _Consumer.release,
         Repeat: _Consumer.repeat,
+        Send: _Consumer.nothing,
         Sync: _Consumer.synchronize,
     },
 )

@@ -41,6 +41,8 @@ class SpecializedMemory:
         How output tiles leave, of the copies out that go through shared memory.
     places : mapping from Copy to Copy
         The copy in whose staging buffer each of them waits, itself or another (`staging.places`).
+    sent : frozenset of Copy
+        The copies of `own_tiles` to global memory that TMA does.
     scratch : int
         Bytes for exchanges between threads.
     """
@@ -49,6 +51,7 @@ class SpecializedMemory:
     own_tiles: tuple[Tile, ...]
     staging: Mapping[Copy, Staging]
     places: Mapping[Copy, Copy]
+    sent: frozenset[Copy]
     scratch: int
 
     @property
@@ -56,6 +59,11 @@ class SpecializedMemory:
         """How many there are of each tile."""
         slots = {tile: count for buffer, count in self.buffers.items() for tile in buffer.tiles}
         return slots | dict.fromkeys(self.own_tiles, 1)
+
+    @property
+    def waiting(self) -> dict[Copy, Staging]:
+        """The staging buffers, each by the first copy that waits in it."""
+        return {copy: staging for copy, staging in self.staging.items() if self.places[copy] is copy}
 
     @property
     def barriers(self) -> int:
@@ -70,7 +78,7 @@ class SpecializedMemory:
     def bytes(self) -> int:
         """How much there is in all, with the barriers."""
         tiles = sum(self.room(tile) for tile in self.slots)
-        staged = sum(_aligned(staging.bytes) for copy, staging in self.staging.items() if self.places[copy] is copy)
+        staged = sum(_aligned(staging.bytes) for staging in self.waiting.values())
         return self.barriers + tiles + staged + self.scratch
 
 
@@ -113,10 +121,15 @@ def decide_memory(
     pieces, whole = (staging.find(program, warpgroups, fragments, whole) for whole in (False, True))
     apart, piece = staging.has_storing_warp(program), staging.epilogue_tile(program)
     stages = whole if apart else pieces
-    once = SpecializedMemory(dict.fromkeys(found, 1), own, stages, staging.places(program, stages), scratch)
+    places, sent = staging.places(program, stages), staging.sent(program, own)
+    once = SpecializedMemory(dict.fromkeys(found, 1), own, stages, places, sent, scratch)
     if piece is not None:
         staging.check_pieces(once.staging, piece, warpgroups)
     memory = _with_slots(once, persistent, most)
+    if not apart and (memory is None or any(slots < _fewest(buffer) for buffer, slots in memory.buffers.items())):
+        # A store that waits for another is less than loads that wait for what is computed.
+        once = replace(once, places=staging.shared_places(stages))
+        memory = _with_slots(once, persistent, most)
     if memory is None:
         raise TileError(_too_much(once, residency))
     if persistent and whole != pieces and not apart:
@@ -136,6 +149,9 @@ def decide_memory(
             if stage.pieces == 1
             else "in pieces, for deeper circular buffers",
         )
+    for node in program.nodes():
+        if isinstance(node, Copy) and node in memory.sent:
+            decisions.add(node, "added in memory by TMA" if node.atomic else "by TMA", "a whole tile of shared memory")
     decisions.add("shared memory", f"{memory.bytes} bytes", f"of {most}")
     return memory
 
@@ -144,7 +160,7 @@ def _too_much(memory: SpecializedMemory, residency: Residency) -> str:
     annotated = {buffer: (buffer.loop.stages if buffer.loop else None) or 1 for buffer in memory.buffers}
     sizes = [f"{buffer.name}: {_slot(buffer)} bytes x {slots}" for buffer, slots in annotated.items()]
     sizes += [f"{tile.name}: {tile.bytes} bytes" for tile in memory.own_tiles]
-    sizes += [f"{copy.dst.tile.name} on its way out: {stage.bytes} bytes" for copy, stage in memory.staging.items()]
+    sizes += [f"{copy.dst.tile.name} on its way out: {stage.bytes} bytes" for copy, stage in memory.waiting.items()]
     return (
         f"shared memory: a block has {residency.share}, {memory.barriers} of them for barriers; the tiles take "
         f"{'; '.join(sizes)}. Take smaller tiles or fewer stages"

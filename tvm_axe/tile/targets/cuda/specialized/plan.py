@@ -42,11 +42,12 @@ _ACROSS = 2
 """How many warpgroups share the columns of 64 rows, if they do."""
 
 _SCHEDULES = (
-    (True, True, ""),
-    (False, True, "warpgroups don't take turns"),
-    (False, False, "no product is deferred"),
+    (True, True, True, ""),
+    (False, True, True, "warpgroups don't take turns"),
+    (False, False, True, "no product is deferred"),
+    (False, False, False, "products end with their iteration, and none is deferred"),
 )
-"""Whether warpgroups take turns and loops defer a product, the fastest first, and what to say of the difference."""
+"""Whether warpgroups take turns and loops defer a product and carry some on, the fastest first; how it differs."""
 
 _OTHER_REGISTERS = 24  # that addresses, loops and barriers take at least
 _INSTRUCTION_REGISTERS = 26  # that ptxas wants beside the accumulator of one instruction
@@ -193,9 +194,9 @@ def _schedule(
     """
     failures: list[str] = []
     blocks = blocks_per_processor(program)
-    for takes_turns, defers, less in _SCHEDULES:
+    for takes_turns, defers, carries, less in _SCHEDULES:
         ping_pong = takes_turns and warpgroups > across
-        made = schedule(program, memory.buffers, ping_pong, defers)
+        made = schedule(program, memory.buffers, ping_pong, defers, carries, memory.sent)
         stall = find_stall(program, memory, made.steps, warpgroups, persistent)
         if stall is not None:
             names = ", ".join(stall.names) or "the tiles of a loop"
@@ -213,7 +214,7 @@ def _schedule(
         if failures:
             decisions.add("schedule", less, f"with it, {failures[0]}")
         if peak.registers > most - _INSTRUCTION_REGISTERS:
-            settled = schedule(program, memory.buffers, ping_pong, defers, carries=False)
+            settled = schedule(program, memory.buffers, ping_pong, defers, False, memory.sent)
             fewer = _check_pressure(settled, fragments, warpgroups, blocks)
             safe = find_stall(program, memory, settled.steps, warpgroups, persistent) is None
             if safe and fewer.registers < peak.registers:

@@ -20,6 +20,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     PingPong,
     Release,
     Repeat,
+    Send,
     Step,
     Sync,
 )
@@ -94,6 +95,7 @@ _USES: TypeTable[Callable[[_Uses, Any], tuple[Uses, ...]]] = TypeTable(
         PingPong: _Uses.nothing,
         Release: _Uses.nothing,
         Repeat: _Uses.repeat,
+        Send: _Uses.nothing,
         Sync: _Uses.nothing,
     },
 )

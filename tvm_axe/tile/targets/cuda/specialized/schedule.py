@@ -15,8 +15,8 @@ FlashAttention-3, arXiv:2407.08608, section 3.2); several warpgroups take turns 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm import tirx
@@ -55,6 +55,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     PingPong,
     Release,
     Repeat,
+    Send,
     Step,
     Sync,
 )
@@ -92,6 +93,7 @@ def schedule(
     ping_pong: bool,
     defers: bool = True,
     carries: bool = True,
+    sent: Collection[Copy] = (),
 ) -> Schedule:
     """The steps of a consumer.
 
@@ -107,8 +109,10 @@ def schedule(
         Whether loops defer their last product where they can.
     carries : bool
         Whether loops carry products in flight into their next iteration where they can.
+    sent : collection of Copy
+        The copies of the consumers' shared tiles to global memory that TMA does.
     """
-    scheduler = _Scheduler(program, dict(buffers), ping_pong, defers, carries)
+    scheduler = _Scheduler(program, dict(buffers), ping_pong, defers, carries, frozenset(sent))
     scheduler.body(program.body)
     scheduler.settle(len(scheduler.flights))
     return Schedule(tuple(scheduler.steps), tuple(scheduler.folded), tuple(scheduler.deferred))
@@ -157,14 +161,22 @@ class _Scheduler:
       in flight.
     - `touched` are the tiles of `common`, which consumers share, that they have read or written since the last barrier,
       on any way that leads here; none of these is touched by another thread in a way that needs an order.
+    - A tile that TMA sends isn't among them for that: between a `Send` and what next writes its tile, in steps that
+      both are in, is a `Sync` that drains.
     - The arms of a branch leave no products of their own in flight. An iteration of a loop leaves as many in flight, of
       the same products, as it found; before the first these are none, which `when` says.
     """
 
     def __init__(
-        self, program: TileProgram, slots: dict[CircularBuffer, int], ping_pong: bool, defers: bool, carries: bool
+        self,
+        program: TileProgram,
+        slots: dict[CircularBuffer, int],
+        ping_pong: bool,
+        defers: bool,
+        carries: bool,
+        sent: frozenset[Copy],
     ) -> None:
-        self.slots, self.ping_pong, self.defers, self.carries = slots, ping_pong, defers, carries
+        self.slots, self.ping_pong, self.defers, self.carries, self.sent = slots, ping_pong, defers, carries, sent
         self.analyzer = program.analyzer()
         self.steps: list[Step] = []
         self.flights: list[_Flight] = []
@@ -205,10 +217,28 @@ class _Scheduler:
         clash = {(tile, True) for tile in reads | writes} | {(tile, False) for tile in writes}
         if clash & self.touched:
             self.barrier()
-        self.touched |= {(tile, False) for tile in reads} | {(tile, True) for tile in writes}
+        if node not in self.sent:
+            self.touched |= {(tile, False) for tile in reads}
+        self.touched |= {(tile, True) for tile in writes}
 
-    def barrier(self) -> None:
-        self.steps.append(Sync(any(tile.scope == "shared" and written for tile, written in self.touched)))
+    def drain_for(self, node: Node) -> None:
+        """Where a statement overwrites what TMA may still read, the last barrier before it waits for that.
+
+        Behind that barrier nothing is sent that the statement overwrites.
+        """
+        read = {copy for copy in self.sent if copy.src.tile in node.writes}
+        for at in range(len(self.steps) - 1, -1, -1) if read else ():
+            step = self.steps[at]
+            if isinstance(step, Sync):
+                self.steps[at] = replace(step, drains=True)
+                return
+            if any(isinstance(inner, Send) and inner.node in read for inner in all_steps((step,))):
+                break
+        if read:
+            self.barrier(drains=True)
+
+    def barrier(self, drains: bool = False) -> None:
+        self.steps.append(Sync(any(tile.scope == "shared" and written for tile, written in self.touched), drains))
         self.touched.clear()
 
     # -- statements --
@@ -230,8 +260,9 @@ class _Scheduler:
 
     def do(self, node: Copy | Fill | Parallel | Print | Reduce | Scan | Sort | Assign) -> None:
         self.settle_for(node)
+        self.drain_for(node)
         self.synchronize_for(node)
-        self.steps.append(Do(node))
+        self.steps.append(Send(node) if isinstance(node, Copy) and node in self.sent else Do(node))
 
     def define(self, node: Let) -> None:
         self.settle_for(node)
@@ -357,7 +388,7 @@ class _Scheduler:
         # What is in flight only under a condition is not carried on: the next iteration would need this one's.
         ends = [i for i, flight in enumerate(self.flights) if flight in carried or flight.when is not None]
         self.settle(ends[-1] + 1 if ends else 0)
-        if any(self.common & set(node.reads + node.writes) for node in nodes):
+        if self.touched and any(self.common & set(node.reads + node.writes) for node in nodes):
             self.barrier()
 
     def deferral(self, loop: Loop) -> tuple[int, Gemm] | None:

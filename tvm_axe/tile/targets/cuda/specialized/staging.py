@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,28 @@ def find(
     return found
 
 
+def sent(program: TileProgram, own: Collection[Tile]) -> frozenset[Copy]:
+    """Find the copies of the consumers' own shared tiles that TMA does: as they are, or adding in memory.
+
+    Source: PTX ISA, "cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor".
+    """
+    if has_storing_warp(program):  # what it signals is behind what it stores itself
+        return frozenset()
+    analyzer = program.analyzer()
+    read = {tile for node in leaves(program.body) for tile in node.reads}
+    return frozenset(
+        copy
+        for copy in program.nodes()
+        if isinstance(copy, Copy)
+        and copy.src.tile in own
+        and copy.src.whole
+        and copy.dst.tile.scope == "global"
+        and copy.dst.tile not in read
+        and (copy.atomic is None or (copy.atomic == "add" and tma.adds(copy.dst.tile)))
+        and tma.obstacle(copy.dst, copy.src.tile, analyzer) is None
+    )
+
+
 def _copies_out(program: TileProgram) -> tuple[Copy, ...]:
     """The copies from fragments to global memory, in order."""
     copies = (node for node in program.nodes() if isinstance(node, Copy))
@@ -99,6 +121,25 @@ def places(program: TileProgram, staged: Mapping[Copy, Staging]) -> dict[Copy, C
                     alike = copy.src.tile is other.src.tile and copy.dst.tile.dtype == other.dst.tile.dtype
                     if alike and staged[copy] == staged[other] and found[copy] is copy:
                         found[copy] = found[other]
+    return found
+
+
+def shared_places(staged: Mapping[Copy, Staging]) -> dict[Copy, Copy]:
+    """Let copies that are staged alike, without a storing warp, wait in the buffer of the first of them.
+
+    Their pieces take its slots in turn, and before each its warpgroup waits for the piece that was there.
+    """
+    found: dict[Copy, Copy] = {}
+    for copy, staging in staged.items():
+        alike = (
+            other
+            for other in found
+            if staged[other] == staging
+            and other.src.tile.shape == copy.src.tile.shape
+            and other.dst.tile.dtype == copy.dst.tile.dtype
+            and staging.pieces % staging.slots == 0
+        )
+        found[copy] = found[other] if (other := next(alike, None)) is not None else copy
     return found
 
 

@@ -66,12 +66,17 @@ class Await:
 
 @dataclass(frozen=True)
 class Sync:
-    """Order what consumers did in shared and global memory before what they do next; `proxy`: for products too."""
+    """Order what consumers did in shared and global memory before what they do next; `proxy`: for products too.
+
+    With `drains`, TMA has read all tiles that were sent before it, so that they may be written again.
+    """
 
     proxy: bool
+    drains: bool = False
 
     def __str__(self) -> str:
-        return "synchronize consumers" + (" and the tensor cores" if self.proxy else "")
+        text = "synchronize consumers" + (" and the tensor cores" if self.proxy else "")
+        return text + ", sent tiles being read" * self.drains
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,16 @@ class Do:
 
     def __str__(self) -> str:
         return str(self.node) if not isinstance(self.node, Assign) else f"set {self.node.tile.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Send:
+    """Start a copy of a shared tile to global memory by TMA, which reads the tile until a `Sync` that drains."""
+
+    node: Copy
+
+    def __str__(self) -> str:
+        return f"send {self.node}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +170,7 @@ class Choose:
         return _block(f"if {self.condition}", self.then) + (_block("\nelse", self.otherwise) if self.otherwise else "")
 
 
-Step = Acquire | Release | Issue | Await | Sync | PingPong | Do | Define | Given | Guard | Repeat | Choose
+Step = Acquire | Release | Issue | Await | Sync | PingPong | Do | Send | Define | Given | Guard | Repeat | Choose
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:
@@ -169,7 +184,7 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 _BODIES: TypeTable[Callable[[Any], tuple[tuple[Step, ...], ...]]] = TypeTable(
     "bodies of steps",
     {
-        **dict.fromkeys((Acquire, Release, Issue, Await, Sync, PingPong, Do, Define), lambda step: ()),
+        **dict.fromkeys((Acquire, Release, Issue, Await, Sync, PingPong, Do, Send, Define), lambda step: ()),
         Given: lambda step: (step.body,),
         Guard: lambda step: (step.body,),
         Repeat: lambda step: (step.body, step.behind),

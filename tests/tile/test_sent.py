@@ -1,0 +1,99 @@
+"""Tiles of shared memory that leave as a whole: on CPUs beside the interpreter, and what sends them on Hopper."""
+
+import random
+
+import numpy as np
+import pytest
+from interpreter import interpret
+from programs_sent import sent
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from tvm_axe import tile
+
+HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
+COUNTS = np.array([2, 4, 3, 0], "int32")
+
+
+def arguments(program, seed):
+    """Small integers, counts, and outputs: zeros where tiles are added, else poison."""
+    rng = np.random.default_rng(seed)
+    made = [rng.integers(-1, 2, shape).astype("float16") for shape in ((256, 320), (64, 320))]
+    added = {node.dst.tile.name for node in program.nodes() if getattr(node, "atomic", None)}
+    for param in program.params:
+        if param.name.startswith("O"):
+            made.append(np.full(param.shape, 0 if param.name in added else np.nan, param.dtype))
+    return [*made[:2], COUNTS, *made[2:]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_on_a_cpu(seed):
+    program = tile.read(sent(random.Random(seed)))
+    given = arguments(program, seed)
+    expected = interpret(program, *given)
+    tile.compile(program, "llvm")(*given)
+    for got, want in zip(given, expected, strict=True):
+        np.testing.assert_array_equal(got.astype("float64"), want.astype("float64"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(60))
+def test_on_a_gpu(seed, cuda):
+    program = tile.read(sent(random.Random(seed)))
+    given = arguments(program, seed)
+    expected = interpret(program, *given)
+    compiled = tile.compile(program, "cuda")
+    for _ in range(3):
+        got = [each.copy() for each in given]
+        compiled(*got)
+        for each, want in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(each.astype("float64"), want.astype("float64"))
+
+
+def product(dtype, atomic, announced=False):
+    """A product whose tile leaves through shared memory, announced by a flag or not."""
+
+    @T.prim_func
+    def func(
+        A: T.Buffer((256, 64), "float16"),
+        O: T.Buffer((256, 64), dtype),
+        C: T.Buffer((256, 64), "float16"),
+        F: T.Buffer((2,), "int32"),
+    ):
+        with tile.kernel(2) as b:
+            a = tile.shared((128, 64), "float16")
+            w = tile.shared((64, 64), "float16")
+            o = tile.shared((128, 64), dtype)
+            c = tile.fragment((128, 64), "float32")
+            tile.copy(A[b * 128, 0], a)
+            tile.copy(A[0, 0], w)
+            tile.gemm(a, w, c, transpose_b=True, accumulate=False)
+            with tile.parallel(128, 64) as (x, y):
+                o[x, y] = T.cast(c[x, y], dtype)
+            tile.copy(o, O[b * 128, 0], atomic=atomic)
+            if announced:
+                tile.copy(c, C[b * 128, 0])
+                tile.signal(F[b], 1, ordered=False)
+
+    return tile.read(func)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "atomic", "announced", "instruction"),
+    [
+        ("float32", "add", False, "cp.reduce.async.bulk.tensor"),
+        ("float16", "add", False, "cp.reduce.async.bulk.tensor"),
+        ("int32", "add", False, "cp.reduce.async.bulk.tensor"),
+        ("float32", None, False, "cp.async.bulk.tensor.3d.global.shared::cta"),
+        ("int32", "max", False, None),  # threads do
+        ("float32", "add", True, None),  # a warp of its own stores, and waits for no other thread's
+    ],
+)
+def test_what_sends(dtype, atomic, announced, instruction):
+    compiled = tile.compile(product(dtype, atomic, announced), HOPPER)
+    text = compiled.explain()
+    by_tma = "a whole tile of shared memory" in text
+    assert by_tma == (instruction is not None)
+    assert ("added in memory by TMA" in text) == (by_tma and atomic == "add")
+    if instruction is not None:
+        assert instruction in compiled.source
