@@ -78,6 +78,47 @@ def product(dtype, atomic, announced=False):
     return tile.read(func)
 
 
+def summed(columns, dtype):
+    """Products of which each block adds its own to the same sums."""
+
+    @T.prim_func
+    def func(
+        A: T.Buffer((1024, 64), "float16"), B: T.Buffer((columns, 64), "float16"), O: T.Buffer((128, columns), dtype)
+    ):
+        with tile.kernel(8) as b:
+            a = tile.shared((128, 64), "float16")
+            w = tile.shared((columns, 64), "float16")
+            c = tile.fragment((128, columns), "float32")
+            tile.copy(A[b * 128, 0], a)
+            tile.copy(B, w)
+            tile.gemm(a, w, c, transpose_b=True, accumulate=False)
+            tile.atomic_add(c, O)
+
+    return tile.read(func)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "pieces"),
+    [(32, "float32", "1 x 32"), (128, "float32", "2 x 64"), (256, "bfloat16", "2 x 128"), (96, "float16", "1 x 96")],
+)
+def test_sums_that_are_added_leave_by_tma(columns, dtype, pieces):
+    compiled = tile.compile(summed(columns, dtype), HOPPER)
+    assert f"through {pieces} columns of shared memory a warpgroup, added in memory by TMA" in compiled.explain()
+    assert "cp.reduce.async.bulk.tensor" in compiled.source
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sums_on_a_gpu(columns, dtype, cuda):
+    rng = np.random.default_rng()
+    a, b = (rng.integers(-1, 2, shape).astype("float16") for shape in ((1024, 64), (columns, 64)))
+    out = np.ones((128, columns), dtype)
+    tile.compile(summed(columns, dtype), "cuda")(a, b, out)
+    expected = 1 + sum(part @ b.T.astype("float64") for part in a.astype("float64").reshape(8, 128, 64))
+    np.testing.assert_array_equal(out.astype("float64"), expected)
+
+
 @pytest.mark.parametrize(
     ("dtype", "atomic", "announced", "instruction"),
     [

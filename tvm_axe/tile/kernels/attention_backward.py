@@ -109,10 +109,13 @@ def attention_backward(
     column_lists = (own.batch, own.heads, tile.cdiv(keys, own.key_block))
     share, behind = heads // own.heads, keys % (query_step if lists is None else own.key_block) != 0
     # In one pass the gradients of a step's queries are a product of the rows of all warpgroups, or else of its columns.
-    at_once, turned = passes == 1, key_step % key_rows != 0
+    at_once = passes == 1
+    turned = at_once and key_step % key_rows != 0
+    held = tile.shared if at_once else tile.fragment  # registers don't hold what more than one product takes, too
+    persistent = False if at_once else None  # which would take registers as well
     if at_once and deterministic:
         raise TileError("attention_backward: passes=1 adds in any order; valid for deterministic gradients is 2")
-    if at_once and turned and dim % key_rows:
+    if turned and dim % key_rows:
         raise TileError(
             f"attention_backward: key_rows={key_rows}; valid in one pass is a number that divides key_step={key_step} "
             f"or dim={dim}"
@@ -132,7 +135,7 @@ def attention_backward(
         dV: T.Buffer(k_shape, dtype),
         added: T.Buffer(q_shape, "float32"),
     ) -> None:
-        with tile.kernel(batch, kv_heads, tile.cdiv(keys, key_rows)) as (b, g, j):
+        with tile.kernel(batch, kv_heads, tile.cdiv(keys, key_rows), persistent=persistent) as (b, g, j):
             k = tile.shared((key_rows, dim), dtype)
             v = tile.shared((key_rows, dim), dtype)
             q = tile.shared((key_step, dim), dtype)
@@ -140,13 +143,13 @@ def attention_backward(
             top = tile.shared((key_step,), "float32")
             d = tile.shared((key_step,), "float32")
             if at_once:
-                weights = tile.shared((key_rows, key_step), dtype)
-                leaving = tile.shared((key_step, dim), "float32")
                 dq = tile.fragment((dim, key_step) if turned else (key_step, dim), "float32")
+            if turned:
+                leaving = tile.shared((key_step, dim), "float32")
             s = tile.fragment((key_rows, key_step), "float32")
             ds = tile.fragment((key_rows, key_step), "float32")
             p = tile.fragment((key_rows, key_step), dtype)
-            dp = tile.fragment((key_rows, key_step), dtype)
+            dp = held((key_rows, key_step), dtype)
             dk = tile.fragment((key_rows, dim), "float32")
             dv = tile.fragment((key_rows, dim), "float32")
             tile.copy(K[b, g, j * key_rows, 0], k)
@@ -181,21 +184,18 @@ def attention_backward(
                     ds[x, y] = s[x, y] * ds[x, y]
                 tile.copy(s, p)
                 tile.copy(ds, dp)
-                if at_once:
-                    tile.copy(dp, weights)
-                    if turned:
-                        tile.gemm(k, weights, dq, transpose_a=True, accumulate=False)
-                    else:
-                        tile.gemm(weights, k, dq, transpose_a=True, accumulate=False)
+                if turned:
+                    tile.gemm(k, dp, dq, transpose_a=True, accumulate=False)
+                elif at_once:
+                    tile.gemm(dp, k, dq, transpose_a=True, accumulate=False)
                 tile.gemm(p, do, dv)
                 tile.gemm(dp, q, dk)
-                if at_once:
-                    if turned:
-                        with tile.parallel(dim, key_step) as (x, y):
-                            leaving[y, x] = dq[x, y]
-                    else:
-                        tile.copy(dq, leaving)
-                    tile.copy(leaving, added[b, h, first, 0], atomic="add")
+                if turned:
+                    with tile.parallel(dim, key_step) as (x, y):
+                        leaving[y, x] = dq[x, y]
+                    tile.atomic_add(leaving, added[b, h, first, 0])
+                elif at_once:
+                    tile.atomic_add(dq, added[b, h, first, 0])
 
             for r in range(group):
                 if lists is None:

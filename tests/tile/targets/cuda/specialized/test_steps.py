@@ -231,7 +231,7 @@ def test_steps_of_tiles_that_are_sent_do_what_the_program_does(seed):
 
 
 def is_sent(node):
-    return isinstance(node, Copy) and node.dst.tile.scope == "global"
+    return isinstance(node, Copy) and (node.src.tile.scope, node.dst.tile.scope) == ("shared", "global")
 
 
 def test_a_step_without_a_barrier_is_found():

@@ -101,6 +101,18 @@ def axe_layout(tile: Tile) -> ComposeLayout | Layout:
     return ComposeLayout((16 // item_bytes(tile.dtype)).bit_length() - 1, mode, 3, plain)
 
 
+def staged_layout(piece: Tile, warpgroups: int, slots: int) -> ComposeLayout | Layout:
+    """Where (row, column) of the pieces of all warpgroups lies, of one slot: each has as many rows and all slots."""
+    rows, columns = piece.shape
+    mode, width = swizzle(piece), panel(piece)
+    plain = Layout.parse(
+        f"S[({warpgroups}, {rows}, {columns // width}, {width}) : "
+        f"({slots * rows * columns}, {width}, {rows * width}, 1)]"
+    )
+    assert isinstance(plain, Layout)
+    return ComposeLayout((16 // item_bytes(piece.dtype)).bit_length() - 1, mode, 3, plain) if mode else plain
+
+
 def obstacle(tensor: Region, tile: Tile, analyzer: sym.Analyzer) -> str | None:
     """Why a region of a tensor can't be copied to or from a shared tile, as the end of a sentence; None if it can."""
     shape, dtype = tensor.tile.shape, tensor.tile.dtype

@@ -72,10 +72,10 @@ class Consumer:
                 rows, columns = tile.shape[0] // plan.down, tile.shape[1] // plan.across
                 held = wgmma.warpgroup_fragment(rows, columns, pack)
                 self.registers[tile] = T.alloc_buffer((rows, columns), tile.dtype, scope="local", layout=held)
-                flat = self.registers[tile].local(fragment.registers)
+                own = self.registers[tile].local(fragment.registers)
             else:
-                flat = T.alloc_local([fragment.registers], tile.dtype)
-            storages[tile] = Registers(flat, fragment, inferred.origin)
+                own = T.alloc_local([fragment.registers], tile.dtype)
+            storages[tile] = Registers(own, fragment, inferred.origin)
         self.index = context.group * wgmma.WARPGROUP + context.warp * 32 + context.lane
         self.loops = 0  # around what is being emitted
         self.read_all = False  # whether what threads have read has reached them, at the step that is emitted
@@ -87,15 +87,22 @@ class Consumer:
         # Of a storing warp's staging buffers, which are empty to begin with.
         stored = dict.fromkeys(plan.memory.places.values()) if plan.has_storing_warp else {}
         self.stagings = {place: Cursor(1, 1) for place in stored}
-        self.staged = {
-            copy: T.alloc_buffer(
-                (copy.src.tile.shape[0] // plan.warpgroups, staging.columns),
-                copy.dst.tile.dtype,
-                scope="local",
-                layout=wgmma.warpgroup_fragment(copy.src.tile.shape[0] // plan.warpgroups, staging.columns),
-            )
-            for copy, staging in plan.memory.staging.items()
-        }
+        # Pieces of another type than their accumulators' are cast first; others are tiles, one for each slot.
+        self.casts: dict[Copy, Any] = {}
+        self.pieces: dict[Copy, tuple[Tile, ...]] = {}
+        for copy, staging in plan.memory.staging.items():
+            dtype, rows = copy.dst.tile.dtype, copy.src.tile.shape[0] // plan.warpgroups
+            if dtype != copy.src.tile.dtype:
+                held = wgmma.warpgroup_fragment(rows, staging.columns)
+                self.casts[copy] = T.alloc_buffer((rows, staging.columns), dtype, scope="local", layout=held)
+                continue
+            piece = Tile(copy.src.tile.buffer, "shared", (rows, staging.columns), dtype)
+            memory = flat(context.staged[copy], dtype, staging.bytes // tma.item_bytes(dtype))
+            layout = tma.staged_layout(piece, plan.warpgroups, staging.slots)
+            whole = (copy.src.tile.shape[0], staging.columns)
+            self.pieces[copy] = tuple(Tile(piece.buffer, "shared", whole, dtype) for _ in range(staging.slots))
+            for slot, tile in enumerate(self.pieces[copy]):
+                storages[tile] = Memory(memory, layout, slot * rows * staging.columns)
         threads = Threads(plan.threads, self.index, self.sync)
         self.analyzer = sym.Analyzer()
         self.emitter = Emitter(threads, storages, self.analyzer, self.scratch)
@@ -138,7 +145,7 @@ class Consumer:
         if self.plan.schedule.takes_turns:
             with when(self.context.group == 0):
                 T.evaluate(T.ptx["bar.sync"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
-        if self.plan.memory.sent or (self.staged and not self.plan.has_storing_warp):
+        if self.plan.memory.sent or (self.plan.memory.staging and not self.plan.has_storing_warp):
             T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
 
     def tile(self, values: Values) -> None:
@@ -221,13 +228,18 @@ class Consumer:
             # proxies alone (PTX ISA, "Async proxy").
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
             self.warpgroup_sync()
-        # Behind loops accumulators are read next. After a branch by a thread's number ptxas doesn't see that a wait
-        # for products came before, and lets each end before the next begins (C7514). Within loops an election takes
-        # registers.
-        one = T.cuda.elect_sync() if not self.loops else self.context.lane == 0
         condition = self.expression(step.when, values) if step.when is not None else None
-        with when(condition), when(self.context.warp == 0), when(one):
+        with when(condition), when(self.context.warp == 0), when(self.one()):
             self.context.empty[buffer].arrive(self.cursors[buffer].behind(step.lag))
+
+    def one(self) -> Any:
+        """Whether a thread is the one of its warp that does something, with products before and behind.
+
+        Behind loops accumulators are read next. After a branch by a thread's number ptxas doesn't see that a wait for
+        products came before, and lets each end before the next begins (C7514). Within loops an election takes
+        registers.
+        """
+        return T.cuda.elect_sync() if not self.loops else self.context.lane == 0
 
     def warpgroup_sync(self) -> None:
         """A barrier among the threads of a warpgroup, behind which nothing is read that was read before it.
@@ -288,40 +300,58 @@ class Consumer:
     def send(self, step: Send, values: Values) -> None:
         """A copy of a shared tile by one thread, behind the barrier that what all have written stands before."""
         copy, context = step.node, self.context
-        with when(tirx.all(context.group == 0, context.warp == 0, context.lane == 0)):
+        with when(tirx.all(context.group == 0, context.warp == 0)), when(self.one()):
             tma.store(context.tiles[copy.src.tile], (0,), self.moved(copy.dst, values), 0, 0, copy.atomic)
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 
     def store(self, copy: Copy, values: Values) -> None:
-        """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup or by the storing warp."""
+        """A copy out through shared memory, then TMA by one thread a warpgroup or by the storing warp."""
         context, staging = self.context, self.plan.memory.staging[copy]
-        # Of one warpgroup, upstream can't prove that its index is aligned.
-        group = context.group if self.plan.warpgroups > 1 else 0
-        target, tile = self.moved(copy.dst, values), copy.src.tile
-        source, cast, staged = self.registers[tile], self.staged[copy], context.staged[copy]
-        rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
+        target = self.moved(copy.dst, values)
         if self.plan.has_storing_warp:
             with self.waits.around(f"{copy.src} to be stored"):
                 self.stagings[self.plan.memory.places[copy]].take(context.staged_empty[copy])
-            primitives.wg.cast(cast, source[:, 0:columns])
-            primitives.wg.copy(staged[group, 0], cast)
-            T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-            self.warpgroup_sync()
+            self.stage(copy, 0)
             with when(tirx.all(context.warp == 0, context.lane == 0)):
                 context.staged_full[copy].arrive(0)
-            return
-        with T.unroll(staging.pieces) as piece:
-            slot, first = piece % staging.slots, piece * columns
-            with self.waits.around(f"{copy.src} to be stored"):
-                T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(staging.slots - 1))
-            self.warpgroup_sync()
-            primitives.wg.cast(cast, source[:, first : first + columns])
-            primitives.wg.copy(staged[group, slot], cast)
-            T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-            self.warpgroup_sync()
-            with when(tirx.all(context.warp == 0, context.lane == 0)):
-                tma.store(staged, (group, slot), target, group * rows, first)
-                T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+        elif copy in self.casts:
+            with T.unroll(staging.pieces) as piece:
+                self.store_piece(copy, piece, target)
+        else:
+            for piece in range(staging.pieces):
+                self.store_piece(copy, piece, target)
+
+    def store_piece(self, copy: Copy, piece: Any, target: Region) -> None:
+        """One piece of a tile, once TMA has read what was in its slot."""
+        context, staging = self.context, self.plan.memory.staging[copy]
+        rows, slot = copy.src.tile.shape[0] // self.plan.warpgroups, piece % staging.slots
+        with self.waits.around(f"{copy.src} to be stored"):
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(staging.slots - 1))
+        self.warpgroup_sync()
+        self.stage(copy, piece)
+        with when(tirx.all(context.warp == 0, context.lane == 0)):
+            place = (self.own_group, slot)
+            tma.store(context.staged[copy], place, target, self.own_group * rows, piece * staging.columns, copy.atomic)
+            T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+
+    def stage(self, copy: Copy, piece: Any) -> None:
+        """A piece in shared memory, where TMA sees it: by stmatrix if it is cast, else element by element."""
+        staging, (rows, _) = self.plan.memory.staging[copy], copy.src.tile.shape
+        slot, first = piece % staging.slots, piece * staging.columns
+        if copy in self.casts:
+            primitives.wg.cast(self.casts[copy], self.registers[copy.src.tile][:, first : first + staging.columns])
+            primitives.wg.copy(self.context.staged[copy][self.own_group, slot], self.casts[copy])
+        else:
+            source = Region(copy.src.tile, (0, first), (rows, staging.columns))
+            place = Region(self.pieces[copy][slot], (0, 0), (rows, staging.columns))
+            emit(self.emitter, Copy(place, source, None))
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        self.warpgroup_sync()
+
+    @property
+    def own_group(self) -> Any:
+        """The warpgroup's number; of one upstream can't prove that its index is aligned."""
+        return self.context.group if self.plan.warpgroups > 1 else 0
 
 
 _STEPS: TypeTable[Callable[[Consumer, Any, Values], Values | None]] = TypeTable(

@@ -125,15 +125,17 @@ def decide_memory(
     once = SpecializedMemory(dict.fromkeys(found, 1), own, stages, places, sent, scratch)
     if piece is not None:
         staging.check_pieces(once.staging, piece, warpgroups)
-    memory = _with_slots(once, persistent, most)
-    if not apart and (memory is None or any(slots < _fewest(buffer) for buffer, slots in memory.buffers.items())):
-        # A store that waits for another is less than loads that wait for what is computed.
-        once = replace(once, places=staging.shared_places(stages))
-        memory = _with_slots(once, persistent, most)
-    if memory is None:
-        raise TileError(_too_much(once, residency))
+    tried = [once]
+    if not apart:
+        # A store that waits for another, or threads that add by themselves, are less than loads that run ahead of none.
+        tried += [replace(once, places=staging.shared_places(stages)), _without_adding(once)]
+    fitting = [memory for each in tried if (memory := _with_slots(each, persistent, most)) is not None]
+    if not fitting:
+        raise TileError(_too_much(tried[-1], residency))
+    memory = next((memory for memory in fitting if _runs_ahead(memory)), fitting[0])
     if persistent and whole != pieces and not apart:
-        deep = _with_slots(replace(once, staging=whole), persistent, most)
+        entire = {copy: whole[copy] for copy in memory.staging}
+        deep = _with_slots(replace(memory, staging=entire), persistent, most)
         if deep and all(deep.buffers[buffer] >= min(count, 3) for buffer, count in memory.buffers.items()):
             memory = deep
     for buffer, count in memory.buffers.items():
@@ -143,7 +145,7 @@ def decide_memory(
             copy,
             f"through {stage.slots} x {stage.columns} columns of shared memory a warpgroup, "
             + f"those of {memory.places[copy].dst.tile.name}, " * (memory.places[copy] is not copy)
-            + "stored by "
+            + ("added in memory by " if copy.atomic else "stored by ")
             + ("the storing warp" + f" in pieces of {piece}" * bool(piece) if apart else "TMA"),
             "a whole tile, so that no store delays the next"
             if stage.pieces == 1
@@ -154,6 +156,17 @@ def decide_memory(
             decisions.add(node, "added in memory by TMA" if node.atomic else "by TMA", "a whole tile of shared memory")
     decisions.add("shared memory", f"{memory.bytes} bytes", f"of {most}")
     return memory
+
+
+def _without_adding(memory: SpecializedMemory) -> SpecializedMemory:
+    """The same, but for tiles that are added in memory, which threads do by themselves."""
+    staged = {copy: stage for copy, stage in memory.staging.items() if copy.atomic is None}
+    return replace(memory, staging=staged, places=staging.shared_places(staged))
+
+
+def _runs_ahead(memory: SpecializedMemory) -> bool:
+    """Whether each circular buffer has the slots that its loop wants at least."""
+    return all(slots >= _fewest(buffer) for buffer, slots in memory.buffers.items())
 
 
 def _too_much(memory: SpecializedMemory, residency: Residency) -> str:

@@ -194,11 +194,15 @@ def _schedule(
     """
     failures: list[str] = []
     blocks = blocks_per_processor(program)
+    stalled = False
     for takes_turns, defers, carries, less in _SCHEDULES:
+        if stalled and not carries:  # which takes registers, and no slots
+            continue
         ping_pong = takes_turns and warpgroups > across
         made = schedule(program, memory.buffers, ping_pong, defers, carries, memory.sent)
         stall = find_stall(program, memory, made.steps, warpgroups, persistent)
         if stall is not None:
+            stalled = True
             names = ", ".join(stall.names) or "the tiles of a loop"
             failures.append(
                 f"circular buffers of {names}: the kernel would wait for ever: {stall}; valid is to load tiles in the "

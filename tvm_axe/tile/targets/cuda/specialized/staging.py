@@ -14,7 +14,7 @@ from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.walking import leaves
 
-_STAGED = 64  # columns of a staged piece of an output tile
+_STAGED = 128  # bytes of a row of a staged piece of an output tile
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def find(
 ) -> dict[Copy, Staging]:
     """Find the copies out that TMA does, in pieces or as `whole` tiles.
 
-    They are 16-bit, from an accumulator's layout, and of a whole fragment.
+    They are 16-bit or add to sums in memory, from an accumulator's layout, and of a whole fragment.
     """
     # What TMA loads of a mesh tensor is behind a wait for who stored it (`ordering`).
     loads = {n for n in program.nodes() if isinstance(n, Copy) and n.src.tile.is_mesh and n.dst.tile.scope == "shared"}
@@ -63,7 +63,9 @@ def find(
     found, analyzer = {}, program.analyzer()
     for copy in _copies_out(program):
         tile, dtype = copy.src.tile, copy.dst.tile.dtype
-        if dtype not in ("float16", "bfloat16") or not copy.src.whole or copy.atomic or copy.dst.tile in read:
+        if not _leaves(copy) or not copy.src.whole or copy.dst.tile in read:
+            continue
+        if copy.atomic and has_storing_warp(program):  # which signals what it has stored
             continue
         if len(tile.shape) != 2 or tile.shape[0] % (wgmma.ROWS * warpgroups):
             continue
@@ -73,7 +75,8 @@ def find(
         if tma.obstacle(copy.dst, staged, analyzer) or not tma.swizzle(staged):
             continue
         rows, columns = tile.shape
-        piece = columns if whole or columns % _STAGED else _STAGED
+        piece = _STAGED // tma.item_bytes(dtype) * (2 if copy.atomic else 1)  # in loops, which meet for each piece
+        piece = columns if whole or columns % piece else piece
         slots = 1 if piece == columns else 2
         found[copy] = Staging(piece, columns // piece, slots, rows * piece * slots * tma.item_bytes(dtype))
     return found
@@ -99,6 +102,14 @@ def sent(program: TileProgram, own: Collection[Tile]) -> frozenset[Copy]:
         and (copy.atomic is None or (copy.atomic == "add" and tma.adds(copy.dst.tile)))
         and tma.obstacle(copy.dst, copy.src.tile, analyzer) is None
     )
+
+
+def _leaves(copy: Copy) -> bool:
+    """Whether a copy out is of a type that leaves through shared memory: of 16 bits, or added without a cast."""
+    half = copy.dst.tile.dtype in ("float16", "bfloat16")
+    if copy.atomic is None:
+        return half
+    return copy.atomic == "add" and tma.adds(copy.dst.tile) and (half or copy.src.tile.dtype == copy.dst.tile.dtype)
 
 
 def _copies_out(program: TileProgram) -> tuple[Copy, ...]:
