@@ -102,3 +102,58 @@ class _Sent:
             lines = [line for item in found for line in item]
             return [["if l != 1:", *(f"    {line}" for line in lines)]]
         return found
+
+
+PLACES = {
+    "a tile of its own each time": "(b * 5 + l) * 128",
+    "the same": "b * 640",
+    "every other": "(b * 5 + l // 2) * 128",
+    "half of the last one": "(b * 10 + l) * 64",
+    "as data say": "(b * 5 + n[3 - l]) * 128",
+}
+"""Where a loop's iteration stores, in a tensor of 1280 rows."""
+
+
+def overwriting(draw: random.Random) -> tirx.PrimFunc:
+    """A program that stores tiles of sums to places of a tensor O (1280, 128) of float16, some of them again.
+
+    A, B and n are as `sent` takes them, n with numbers below 5.
+    """
+    stores = []
+    for _ in range(draw.randint(1, 2)):
+        rows = next(iter(PLACES.values())) if draw.random() < 0.5 else draw.choice(list(PLACES.values()))
+        column = draw.choice([0, 0, 64, 32])
+        stored = draw.choice([f"tile.copy(c, O[{rows}, {column}])", f"tile.copy(e, O[{rows}, {column}])"])
+        if draw.random() < 0.3:
+            stored = f"with tile.parallel(128, 64) as (x, y): O[{rows} + x, {column} + y] = T.cast(c[x, y], 'float16')"
+        if draw.random() < 0.3:
+            stored = f"tile.fill(O[{rows} : {rows} + 128, {column} : {column} + 64], {draw.randint(1, 9)})"
+        stores.append(stored)
+    products = [
+        "tile.gemm(a, w, c, transpose_b=True, accumulate=False)",
+        "tile.gemm(a, w, e, transpose_b=True)",
+    ]
+    items = [products[0], *draw.sample([*stores, products[1]], len(stores) + 1)]
+    lines = []
+    for item in items:
+        head, colon, rest = item.partition("(x, y): ")
+        made = [f"{head}{colon.strip()}", f"    {rest}"] if colon else [item]
+        if item in stores and draw.random() < 0.25:
+            made = [f"if {draw.choice(['l != 1', 'n[0] > 2'])}:", *(f"    {line}" for line in made)]
+        lines += made
+    source = [
+        "@T.prim_func",
+        "def func(A: T.Buffer((256, 320), 'float16'), B: T.Buffer((64, 320), 'float16'),",
+        "         n: T.Buffer((4,), 'int32'), O: T.Buffer((1280, 128), 'float16')):",
+        "    with tile.kernel(2) as b:",
+        "        a = tile.shared((128, 64), 'float16')",
+        "        w = tile.shared((64, 64), 'float16')",
+        "        c = tile.fragment((128, 64), 'float32')",
+        "        e = tile.fragment((128, 64), 'float32')",
+        "        tile.fill(e, 0)",
+        f"        for l in {draw.choice(['range(4)', 'tile.pipelined(4)', 'range(n[1])'])}:",
+        "            tile.copy(A[b * 128, l * 64], a)",
+        "            tile.copy(B[0, l * 64], w)",
+        *(f"            {line}" for line in lines),
+    ]
+    return tvm.script.from_source("\n".join(source), extra_vars={"tile": tile, "T": T})

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 from interpreter import interpret
-from programs_sent import sent
+from programs_sent import overwriting, sent
 from tvm.script import tirx as T
 from tvm.target import Target
 
@@ -48,6 +48,34 @@ def test_on_a_gpu(seed, cuda):
         compiled(*got)
         for each, want in zip(got, expected, strict=True):
             np.testing.assert_array_equal(each.astype("float64"), want.astype("float64"))
+
+
+def given_for_overwriting(seed):
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-1, 2, shape).astype("float16") for shape in ((256, 320), (64, 320)))
+    return [a, b, np.array([1, 4, 0, 3], "int32"), np.full((1280, 128), -7, "float16")]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stores_to_one_place_on_a_cpu(seed):
+    program = tile.read(overwriting(random.Random(seed)))
+    given = given_for_overwriting(seed)
+    *_, expected = interpret(program, *given)
+    tile.compile(program, "llvm")(*given)
+    np.testing.assert_array_equal(given[3].astype("float64"), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(60))
+def test_stores_to_one_place_on_a_gpu(seed, cuda):
+    program = tile.read(overwriting(random.Random(seed)))
+    given = given_for_overwriting(seed)
+    *_, expected = interpret(program, *given)
+    compiled = tile.compile(program, "cuda")
+    for _ in range(3):
+        got = [each.copy() for each in given]
+        compiled(*got)
+        np.testing.assert_array_equal(got[3].astype("float64"), expected)
 
 
 def product(dtype, atomic, announced=False):

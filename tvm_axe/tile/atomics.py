@@ -73,8 +73,8 @@ def atomic_add(src: Any, dst: Any) -> Any:
     Notes
     -----
     Relaxed, at the scope of a device, of the system in a tensor of the mesh, of a block in shared memory (PTX ISA,
-    "Memory Consistency Model"). On Hopper a kernel with products adds whole tiles by one instruction, of sums that leave
-    through shared memory or of a tile there (PTX ISA, "cp.reduce.async.bulk.tensor").
+    "Memory Consistency Model"). On Hopper a kernel with products adds whole tiles by one instruction, of sums that
+    leave through shared memory or of a tile there (PTX ISA, "cp.reduce.async.bulk.tensor").
     """
     return _join("add", src, dst)
 

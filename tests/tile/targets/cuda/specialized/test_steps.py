@@ -14,12 +14,12 @@ import programs_hopper as programs
 import pytest
 import tvm_ffi
 from programs_interleaved import interleaved, nested
-from programs_sent import sent
+from programs_sent import overwriting, sent
 from tvm import ir, sym, tirx
 from tvm.target import Target
 
 from tvm_axe import tile
-from tvm_axe.tile.nodes import Branch, Copy, Fill, Gemm, Loop
+from tvm_axe.tile.nodes import Branch, Copy, Fill, Gemm, Loop, Parallel
 from tvm_axe.tile.targets.cuda.specialized import buffers
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.schedule import schedule
@@ -99,11 +99,34 @@ def in_order(program, loads):
     return state.terms, loaded
 
 
-def by_steps(program, slots, steps, loaded):
+def boxes(node, names):
+    """The places in global memory that a statement stores to, not atomically: first and last indices."""
+    if isinstance(node, (Copy, Fill)) and node.dst.tile.scope == "global" and not getattr(node, "atomic", None):
+        first = [value(start, names) for start in node.dst.start]
+        yield node.dst.tile, first, [at + extent - 1 for at, extent in zip(first, node.dst.extents)]
+    if isinstance(node, Parallel):
+        joined = {tensor for tensor, _ in node.joins}
+        for tensor, indices, stores in node.accesses:
+            if stores and tensor.scope == "global" and tensor not in joined:
+                ends = [dict(zip(node.vars, point)) for point in ([0, 0], [extent - 1 for extent in node.extents])]
+                yield tensor, *([value(index, {**names, **end}) for index in indices] for end in ends)
+
+
+def by_steps(program, slots, steps, loaded, by_tma=()):
     """What tiles hold at the steps' end."""
     state, flights = State(), []
     taken, given = dict.fromkeys(slots, 0), dict.fromkeys(slots, 0)
     written, read = set(), set()  # tiles that TMA doesn't see yet, and those that it may be reading
+    stored, barriers = [], [0]
+
+    def check_stores(node, names):
+        """What is stored again is behind a barrier, and isn't TMA's either time."""
+        for tensor, first, last in boxes(node, names):
+            for other, at, to, barrier, tma in stored:
+                if other is tensor and all(a <= d and c <= b for a, b, c, d in zip(first, last, at, to)):
+                    assert barrier < barriers[0], f"{node} overwrites what other threads may be storing"
+                    assert not tma and node not in by_tma, f"{node} overwrites what TMA stores"
+            stored.append((tensor, first, last, barriers[0], node in by_tma))
 
     def check(node):
         overwritten = {tile for tile in node.writes if tile.scope == "shared"}
@@ -136,13 +159,16 @@ def by_steps(program, slots, steps, loaded):
                 del flights[: max(0, len(flights) - step.pending)]
             elif isinstance(step, Do):
                 check(step.node)
+                check_stores(step.node, names)
                 state.do(step.node, names)
             elif isinstance(step, Send):
                 check(step.node)
+                check_stores(step.node, names)
                 assert step.node.src.tile not in written, f"{step}: TMA may not see it"
                 state.do(step.node, names)
                 read.add(step.node.src.tile)
             elif isinstance(step, Sync):
+                barriers[0] += 1
                 written.difference_update(set(written) if step.proxy else ())
                 read.difference_update(set(read) if step.drains else ())
             elif isinstance(step, Given):
@@ -226,7 +252,17 @@ def test_steps_of_tiles_that_are_sent_do_what_the_program_does(seed):
     slots = made.memory.buffers
     assert made.memory.sent == {node for node in program.nodes() if is_sent(node)}
     expected, loaded = in_order(program, [copy for buffer in slots for copy in buffer.copies])
-    got = by_steps(program, slots, made.schedule.steps, loaded)
+    got = by_steps(program, slots, made.schedule.steps, loaded, {*made.memory.staging, *made.memory.sent})
+    assert all(got[param] == expected[param] for param in program.params if param in expected)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_stored_again_is_stored_in_order(seed):
+    program = tile.read(overwriting(random.Random(seed)))
+    made = tile.plan(program, HOPPER)
+    slots = made.memory.buffers
+    expected, loaded = in_order(program, [copy for buffer in slots for copy in buffer.copies])
+    got = by_steps(program, slots, made.schedule.steps, loaded, {*made.memory.staging, *made.memory.sent})
     assert all(got[param] == expected[param] for param in program.params if param in expected)
 
 

@@ -43,6 +43,7 @@ from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer, Order
 from tvm_axe.tile.targets.cuda.specialized.firsts import after_first, first_product
+from tvm_axe.tile.targets.cuda.specialized.overwriting import overwritten
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
@@ -193,6 +194,7 @@ class _Scheduler:
         written = {tile for node in own for tile in node.writes}
         read = {tile for node in own for tile in node.reads}
         self.common = {tile for tile in written & read if tile.scope in ("shared", "global")} - buffered
+        self.common |= overwritten(program)
         self.touched: set[tuple[Tile, bool]] = set()  # common tiles since the last barrier, and whether written
 
     # -- waiting --
