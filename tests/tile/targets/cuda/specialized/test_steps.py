@@ -117,16 +117,16 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
     state, flights = State(), []
     taken, given = dict.fromkeys(slots, 0), dict.fromkeys(slots, 0)
     written, read = set(), set()  # tiles that TMA doesn't see yet, and those that it may be reading
-    stored, barriers = [], [0]
+    stored, barriers = [], {"any": 0, "settling": 0}
 
     def check_stores(node, names):
-        """What is stored again is behind a barrier, and isn't TMA's either time."""
+        """What is stored again is behind a barrier, if TMA does so either time behind one that settles."""
         for tensor, first, last in boxes(node, names):
-            for other, at, to, barrier, tma in stored:
+            for other, at, to, before, tma in stored:
                 if other is tensor and all(a <= d and c <= b for a, b, c, d in zip(first, last, at, to)):
-                    assert barrier < barriers[0], f"{node} overwrites what other threads may be storing"
-                    assert not tma and node not in by_tma, f"{node} overwrites what TMA stores"
-            stored.append((tensor, first, last, barriers[0], node in by_tma))
+                    which = "settling" if tma or node in by_tma else "any"
+                    assert before[which] < barriers[which], f"{node} overwrites what may be on its way"
+            stored.append((tensor, first, last, dict(barriers), node in by_tma))
 
     def check(node):
         overwritten = {tile for tile in node.writes if tile.scope == "shared"}
@@ -168,7 +168,8 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
                 state.do(step.node, names)
                 read.add(step.node.src.tile)
             elif isinstance(step, Sync):
-                barriers[0] += 1
+                barriers["any"] += 1
+                barriers["settling"] += step.settles
                 written.difference_update(set(written) if step.proxy else ())
                 read.difference_update(set(read) if step.drains else ())
             elif isinstance(step, Given):

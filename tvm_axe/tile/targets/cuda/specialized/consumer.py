@@ -170,9 +170,15 @@ class Consumer:
             T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(step.pending))
 
     def synchronize(self, step: Sync, values: Values) -> None:
-        if step.proxy:
+        if step.settles:
+            T.evaluate(T.ptx.fence.proxy.async_())
+        elif step.proxy:
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-        if step.drains:  # of no other thread than the one that sends there is anything to wait for
+        # Of no other threads than those that have TMA store is there anything to wait for.
+        if step.settles:
+            with self.waits.around("stores to be done"):
+                T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+        elif step.drains:
             with self.waits.around("sent tiles to be read"):
                 T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
         self.sync()

@@ -1,8 +1,8 @@
 """Tensors in which a block may store to a place again.
 
-Stores of different threads, and of the copies that TMA does, are in no order of their own. So behind a statement that
-stores to such a tensor is a barrier before the next one does, and threads store by themselves: TMA's copies are done in
-any order, and not before what threads do next (PTX ISA, "cp.async.bulk", "Async proxy").
+Stores of different threads, and of the copies that TMA does, are in no order of their own (PTX ISA, "cp.async.bulk",
+"Async proxy"). So between two statements that store to such a tensor is a barrier, in front of which threads wait until
+the copies that they had TMA do are done.
 """
 
 from __future__ import annotations

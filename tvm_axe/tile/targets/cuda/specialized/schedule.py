@@ -16,7 +16,7 @@ FlashAttention-3, arXiv:2407.08608, section 3.2); several warpgroups take turns 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import tirx
@@ -162,8 +162,8 @@ class _Scheduler:
       in flight.
     - `touched` are the tiles of `common`, which consumers share, that they have read or written since the last barrier,
       on any way that leads here; none of these is touched by another thread in a way that needs an order.
-    - A tile that TMA sends isn't among them for that: between a `Send` and what next writes its tile, in steps that
-      both are in, is a `Sync` that drains.
+    - Between a `Send` and what next writes its tile is a `Sync` that drains, and between two of the `stores` to a
+      tensor in which a place may be stored to again one that settles. So neither counts as touching for that.
     - The arms of a branch leave no products of their own in flight. An iteration of a loop leaves as many in flight, of
       the same products, as it found; before the first these are none, which `when` says.
     """
@@ -194,7 +194,8 @@ class _Scheduler:
         written = {tile for node in own for tile in node.writes}
         read = {tile for node in own for tile in node.reads}
         self.common = {tile for tile in written & read if tile.scope in ("shared", "global")} - buffered
-        self.common |= overwritten(program)
+        again, atomic = overwritten(program), {node for node in own if isinstance(node, Copy) and node.atomic}
+        self.stores = {tile: {node for node in own if tile in node.writes} - atomic for tile in again}
         self.touched: set[tuple[Tile, bool]] = set()  # common tiles since the last barrier, and whether written
 
     # -- waiting --
@@ -223,24 +224,29 @@ class _Scheduler:
             self.touched |= {(tile, False) for tile in reads}
         self.touched |= {(tile, True) for tile in writes}
 
-    def drain_for(self, node: Node) -> None:
-        """Where a statement overwrites what TMA may still read, the last barrier before it waits for that.
+    def order_for(self, node: Node) -> None:
+        """Where a statement overwrites what TMA may still read, or what was stored, a barrier before waits for that."""
+        sent: set[Node] = {copy for copy in self.sent if copy.src.tile in node.writes}
+        stored = {other for stores in self.stores.values() if node in stores for other in stores}
+        if sent:
+            self.order_behind(sent, drains=True)
+        if stored:
+            self.order_behind(stored, settles=True)
 
-        Behind that barrier nothing is sent that the statement overwrites.
-        """
-        read = {copy for copy in self.sent if copy.src.tile in node.writes}
-        for at in range(len(self.steps) - 1, -1, -1) if read else ():
+    def order_behind(self, nodes: set[Node], drains: bool = False, settles: bool = False) -> None:
+        """Have the last barrier do more, if it stands behind all that came of some statements, or another one."""
+        for at in range(len(self.steps) - 1, -1, -1):
             step = self.steps[at]
             if isinstance(step, Sync):
-                self.steps[at] = replace(step, drains=True)
+                self.steps[at] = Sync(step.proxy, step.drains or drains, step.settles or settles)
                 return
-            if any(isinstance(inner, Send) and inner.node in read for inner in all_steps((step,))):
+            if any(isinstance(inner, Do | Send) and inner.node in nodes for inner in all_steps((step,))):
                 break
-        if read:
-            self.barrier(drains=True)
+        self.barrier(drains, settles)
 
-    def barrier(self, drains: bool = False) -> None:
-        self.steps.append(Sync(any(tile.scope == "shared" and written for tile, written in self.touched), drains))
+    def barrier(self, drains: bool = False, settles: bool = False) -> None:
+        proxy = any(tile.scope == "shared" and written for tile, written in self.touched)
+        self.steps.append(Sync(proxy, drains, settles))
         self.touched.clear()
 
     # -- statements --
@@ -262,7 +268,7 @@ class _Scheduler:
 
     def do(self, node: Copy | Fill | Parallel | Print | Reduce | Scan | Sort | Assign) -> None:
         self.settle_for(node)
-        self.drain_for(node)
+        self.order_for(node)
         self.synchronize_for(node)
         self.steps.append(Send(node) if isinstance(node, Copy) and node in self.sent else Do(node))
 

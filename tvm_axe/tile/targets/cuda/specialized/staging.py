@@ -12,7 +12,6 @@ from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
-from tvm_axe.tile.targets.cuda.specialized.overwriting import overwritten
 from tvm_axe.tile.walking import leaves
 
 _STAGED = 128  # bytes of a row of a staged piece of an output tile
@@ -61,10 +60,10 @@ def find(
     # What TMA loads of a mesh tensor is behind a wait for who stored it (`ordering`).
     loads = {n for n in program.nodes() if isinstance(n, Copy) and n.src.tile.is_mesh and n.dst.tile.scope == "shared"}
     read = {tile for node in leaves(program.body) if node not in loads for tile in node.reads}
-    found, analyzer, twice = {}, program.analyzer(), overwritten(program)
+    found, analyzer = {}, program.analyzer()
     for copy in _copies_out(program):
         tile, dtype = copy.src.tile, copy.dst.tile.dtype
-        if not _leaves(copy) or not copy.src.whole or copy.dst.tile in read or copy.dst.tile in twice:
+        if not _leaves(copy) or not copy.src.whole or copy.dst.tile in read:
             continue
         if copy.atomic and has_storing_warp(program):  # which signals what it has stored
             continue
@@ -91,7 +90,7 @@ def sent(program: TileProgram, own: Collection[Tile]) -> frozenset[Copy]:
     if has_storing_warp(program):  # what it signals is behind what it stores itself
         return frozenset()
     analyzer = program.analyzer()
-    read = {tile for node in leaves(program.body) for tile in node.reads} | overwritten(program)
+    read = {tile for node in leaves(program.body) for tile in node.reads}
     return frozenset(
         copy
         for copy in program.nodes()

@@ -68,15 +68,17 @@ class Await:
 class Sync:
     """Order what consumers did in shared and global memory before what they do next; `proxy`: for products too.
 
-    With `drains`, TMA has read all tiles that were sent before it, so that they may be written again.
+    With `drains`, TMA has read all tiles that were sent before it, so that they may be written again; if it `settles`,
+    all that was stored to global memory before it is there, whether by threads or by TMA, and may be overwritten.
     """
 
     proxy: bool
     drains: bool = False
+    settles: bool = False
 
     def __str__(self) -> str:
         text = "synchronize consumers" + (" and the tensor cores" if self.proxy else "")
-        return text + ", sent tiles being read" * self.drains
+        return text + ", sent tiles being read" * self.drains + ", stores being done" * self.settles
 
 
 @dataclass(frozen=True)
