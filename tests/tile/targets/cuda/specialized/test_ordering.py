@@ -358,3 +358,39 @@ def test_arms_of_different_shapes_are_refused():
                     tile.copy(A[0, 0], a)
                 else:
                     tile.copy(E[0:64, 0:64], a)
+
+
+def stores_again(rows, own):
+    """A product in each iteration, stored by the storing warp, and in the last of them by consumers, too."""
+    source = [
+        "@T.prim_func",
+        "def func(A: T.Buffer((128, 256), 'float16'), B: T.Buffer((64, 256), 'float16'),",
+        "         O: T.Buffer((640, 64), 'float16'), F: T.Buffer((1,), 'int32')):",
+        "    with tile.kernel(1):",
+        "        a = tile.shared((128, 64), 'float16')",
+        "        w = tile.shared((64, 64), 'float16')",
+        "        c = tile.fragment((128, 64), 'float32')",
+        "        for l in range(4):",
+        "            tile.copy(A[0, l * 64], a)",
+        "            tile.copy(B[0, l * 64], w)",
+        "            tile.gemm(a, w, c, transpose_b=True, accumulate=False)",
+        f"            tile.copy(c, O[{rows}, 0])",
+        "            tile.signal(F[0], l)",
+        *([f"        tile.fill(O[{own} : {own} + 128, 0 : 64], 1)"] if own is not None else []),
+    ]
+    return tvm.script.from_source("\n".join(source), extra_vars={"tile": tile, "T": T})
+
+
+@pytest.mark.parametrize(("rows", "waits"), [("l * 128", 2), ("0", 3)])
+def test_the_storing_warp_stores_to_one_place_in_order(rows, waits):
+    """It waits for its stores before each signal and at its end, and else until they have read what they take."""
+    text = kernel(stores_again(rows, None))
+    assert text.count("bulk_wait_group_async_bulk_wait_group_0()") == waits
+    assert text.count("bulk_wait_group_async_bulk_wait_group_read_0()") == 3 - waits
+
+
+def test_places_that_consumers_and_the_storing_warp_store_to_are_refused():
+    assert isinstance(tile.plan(stores_again("l * 128", 512), HOPPER), SpecializedPlan)
+    plan = tile.plan(stores_again("l * 128", 384), HOPPER)
+    assert not isinstance(plan, SpecializedPlan)
+    assert "consumers store to" in plan.explain()

@@ -37,6 +37,8 @@ from tvm_axe.tile.nodes import (
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
+from tvm_axe.tile.targets.cuda.specialized.overwriting import overwritten
+from tvm_axe.tile.targets.cuda.specialized.staging import has_storing_warp
 from tvm_axe.tile.walking import leaves
 
 
@@ -111,9 +113,25 @@ def check(program: TileProgram, buffers: Collection[CircularBuffer], staged: Col
     OrderError
         Consumers read global memory behind a wait; the producer loads, behind none, what the kernel stores; something
         is stored behind a wait, with no load in between; a signal comes behind a store that consumers make themselves,
-        or behind none, or behind a read that no stored tile is behind.
+        or behind none, or behind a read that no stored tile is behind. Or the storing warp and consumers both store to
+        a tensor, perhaps to the same places.
     """
+    if has_storing_warp(program):
+        _check_stores(program, frozenset(staged))
     _Order(program, tuple(buffers), frozenset(staged)).body(program.body, _Before())
+
+
+def _check_stores(program: TileProgram, staged: frozenset[Copy]) -> None:
+    """Refuse a tensor in which a place is stored to again, by the storing warp and by consumers, in no order."""
+    for tile in overwritten(program):
+        stores = [node for node in leaves(program.body) if tile in node.writes]
+        for own in stores:
+            if own not in staged and any(node in staged for node in stores):
+                raise OrderError(
+                    f"{own}: consumers store to {tile}, to which the storing warp stores beside them, perhaps to the "
+                    "same places",
+                    "are places that are shown to be others, whole accumulators alone",
+                )
 
 
 class _Order:

@@ -194,12 +194,12 @@ def _schedule(
     """
     failures: list[str] = []
     blocks = blocks_per_processor(program)
-    stalled = False
+    stalled, given = False, memory.staging if staging.has_storing_warp(program) else ()
     for takes_turns, defers, carries, less in _SCHEDULES:
         if stalled and not carries:  # which takes registers, and no slots
             continue
         ping_pong = takes_turns and warpgroups > across
-        made = schedule(program, memory.buffers, ping_pong, defers, carries, memory.sent)
+        made = schedule(program, memory.buffers, ping_pong, defers, carries, memory.sent, given)
         stall = find_stall(program, memory, made.steps, warpgroups, persistent)
         if stall is not None:
             stalled = True
@@ -218,7 +218,7 @@ def _schedule(
         if failures:
             decisions.add("schedule", less, f"with it, {failures[0]}")
         if peak.registers > most - _INSTRUCTION_REGISTERS:
-            settled = schedule(program, memory.buffers, ping_pong, defers, False, memory.sent)
+            settled = schedule(program, memory.buffers, ping_pong, defers, False, memory.sent, given)
             fewer = _check_pressure(settled, fragments, warpgroups, blocks)
             safe = find_stall(program, memory, settled.steps, warpgroups, persistent) is None
             if safe and fewer.registers < peak.registers:

@@ -95,6 +95,7 @@ def schedule(
     defers: bool = True,
     carries: bool = True,
     sent: Collection[Copy] = (),
+    given: Collection[Copy] = (),
 ) -> Schedule:
     """The steps of a consumer.
 
@@ -112,8 +113,10 @@ def schedule(
         Whether loops carry products in flight into their next iteration where they can.
     sent : collection of Copy
         The copies of the consumers' shared tiles to global memory that TMA does.
+    given : collection of Copy
+        The copies that the storing warp stores, by itself in order.
     """
-    scheduler = _Scheduler(program, dict(buffers), ping_pong, defers, carries, frozenset(sent))
+    scheduler = _Scheduler(program, dict(buffers), ping_pong, defers, carries, frozenset(sent), frozenset(given))
     scheduler.body(program.body)
     scheduler.settle(len(scheduler.flights))
     return Schedule(tuple(scheduler.steps), tuple(scheduler.folded), tuple(scheduler.deferred))
@@ -176,6 +179,7 @@ class _Scheduler:
         defers: bool,
         carries: bool,
         sent: frozenset[Copy],
+        given: frozenset[Copy],
     ) -> None:
         self.slots, self.ping_pong, self.defers, self.carries, self.sent = slots, ping_pong, defers, carries, sent
         self.analyzer = program.analyzer()
@@ -194,8 +198,8 @@ class _Scheduler:
         written = {tile for node in own for tile in node.writes}
         read = {tile for node in own for tile in node.reads}
         self.common = {tile for tile in written & read if tile.scope in ("shared", "global")} - buffered
-        again, atomic = overwritten(program), {node for node in own if isinstance(node, Copy) and node.atomic}
-        self.stores = {tile: {node for node in own if tile in node.writes} - atomic for tile in again}
+        others = given | {node for node in own if isinstance(node, Copy) and node.atomic}
+        self.stores = {tile: {node for node in own if tile in node.writes} - others for tile in overwritten(program)}
         self.touched: set[tuple[Tile, bool]] = set()  # common tiles since the last barrier, and whether written
 
     # -- waiting --

@@ -18,6 +18,7 @@ from tvm_axe.tile.regions import Region
 from tvm_axe.tile.targets.cuda.instructions import flags, tma
 from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Cursor, Values
 from tvm_axe.tile.targets.cuda.specialized.one_thread import OneThread
+from tvm_axe.tile.targets.cuda.specialized.overwriting import overwritten
 from tvm_axe.tile.walking import substitute_in
 
 
@@ -30,6 +31,7 @@ class Storer(OneThread):
         self.staging = context.plan.memory.staging
         self.places = context.plan.memory.places
         self.cursors = {place: Cursor(1, 0) for place in dict.fromkeys(self.places.values())}
+        self.again = overwritten(context.plan.program)
 
     def end(self) -> None:
         """Emit the wait for the last stores: their source is shared memory of this block."""
@@ -57,7 +59,10 @@ class Storer(OneThread):
             with tma.each(plan.warpgroups) as group:
                 tma.store(staged, (group, 0), target, group * rows, 0)
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
-            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+            if copy.dst.tile in self.again:  # before it is stored to again, in order
+                T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+            else:
+                T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
         else:
             height, width = plan.epilogue_tile
             counts = (plan.warpgroups, rows // height, columns // width)
