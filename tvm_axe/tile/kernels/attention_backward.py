@@ -168,8 +168,6 @@ def attention_backward(
                 tile.gemm(v, do, ds, transpose_b=True, accumulate=False)
                 with tile.parallel(key_rows, key_step) as (x, y):
                     s[x, y] = T.exp2(s[x, y] * T.float32(factor) - top[y])
-                with tile.parallel(key_rows, key_step) as (x, y):
-                    ds[x, y] = ds[x, y] - d[y]
                 if causal:  # noqa: SIM102
                     if (j + 1) * key_rows > first + shift + 1:
                         with tile.parallel(key_rows, key_step) as (x, y):
@@ -181,14 +179,14 @@ def attention_backward(
                             if j * key_rows + x + window <= first + y + shift:
                                 s[x, y] = 0.0
                 with tile.parallel(key_rows, key_step) as (x, y):
-                    ds[x, y] = s[x, y] * ds[x, y]
+                    ds[x, y] = s[x, y] * (ds[x, y] - d[y])
                 tile.copy(s, p)
+                tile.gemm(p, do, dv)
                 tile.copy(ds, dp)
                 if turned:
                     tile.gemm(k, dp, dq, transpose_a=True, accumulate=False)
                 elif at_once:
                     tile.gemm(dp, k, dq, transpose_a=True, accumulate=False)
-                tile.gemm(p, do, dv)
                 tile.gemm(dp, q, dk)
                 if turned:
                     with tile.parallel(dim, key_step) as (x, y):

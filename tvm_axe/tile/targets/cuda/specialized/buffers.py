@@ -1,18 +1,23 @@
 """Shared tiles that only global copies write become circular buffers: slots that a producer fills ahead of readers.
 
 A circular buffer has a full and an empty barrier a slot. Tiles that are loaded in the same place and read between the
-same two statements share one, so that one barrier serves all of them.
+same two statements share one, so that one barrier serves all of them. So do small ones, read in between, with what is
+loaded beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.walking import leaves
+
+
+_SMALL = 16
+"""What part of a slot's bytes tiles have at most that join it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +95,7 @@ def find(program: TileProgram) -> tuple[CircularBuffer, ...] | str:
     """The circular buffers of a program; or why a loaded tile can be in none, as a sentence."""
     found: dict[tuple[Node, Node], list[tuple[Copy, Copy | None]]] = {}
     homes: dict[Copy, tuple[Node, Loop | None]] = {}
+    bodies: dict[Copy, tuple[Node, ...]] = {}
     for tile in loaded_tiles(program):
         filling = _filling(program, tile)
         if isinstance(filling, str):
@@ -103,9 +109,9 @@ def find(program: TileProgram) -> tuple[CircularBuffer, ...] | str:
                 if not readers or inside != sum(1 for node in leaves(program.body) if tile in node.reads):
                     return f"{tile.name} is read elsewhere than after {copy}"
                 found.setdefault((readers[0], readers[-1]), []).append((copy, other))
-                homes[copy] = place, loop
+                homes[copy], bodies[copy] = (place, loop), body
     order = {node: at for at, node in enumerate(program.nodes())}
-    buffers = []
+    buffers: list[CircularBuffer] = []
     for (first, last), filled in found.items():
         copies = tuple(copy for copy, _ in filled)
         others = tuple(sorted((other for _, other in filled if other is not None), key=lambda copy: order[copy]))
@@ -116,7 +122,21 @@ def find(program: TileProgram) -> tuple[CircularBuffer, ...] | str:
         readers = [node for node in leaves(program.body) if tiles & set(node.reads)]
         threads = any(not isinstance(node, Gemm) for node in readers)
         buffers.append(CircularBuffer(copies, homes[copies[0]][1], first, last, threads, others))
+    for small in tuple(buffers):
+        hosts = [each for each in buffers if bodies[each.copies[0]] is bodies[small.copies[0]] and _hosts(each, small, order)]
+        if hosts:
+            near = min(hosts, key=lambda each: abs(order[each.copies[-1]] - order[small.copies[0]]))
+            copies = tuple(sorted(near.copies + small.copies, key=lambda copy: order[copy]))
+            joined = replace(near, copies=copies, threads=near.threads or small.threads)
+            buffers = [joined if each is near else each for each in buffers if each is not small]
     return tuple(buffers)
+
+
+def _hosts(buffer: CircularBuffer, small: CircularBuffer, order: Mapping[Node, int]) -> bool:
+    """Whether slots of a buffer may hold small tiles of another, too, and are held no longer for it."""
+    if buffer is small or buffer.others or small.others or _SMALL * small.bytes > buffer.bytes:
+        return False
+    return order[buffer.first] <= order[small.first] and order[small.last] <= order[buffer.last]
 
 
 def _filling(program: TileProgram, tile: Tile) -> tuple[Node, Copy, Copy | None] | str:

@@ -18,6 +18,7 @@ from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registe
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Cursor, Values, flat, when
+from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
@@ -78,7 +79,7 @@ class Consumer:
             storages[tile] = Registers(own, fragment, inferred.origin)
         self.index = context.group * wgmma.WARPGROUP + context.warp * 32 + context.lane
         self.loops = 0  # around what is being emitted
-        self.read_all = False  # whether what threads have read has reached them, at the step that is emitted
+        self.reading: set[CircularBuffer] = set()  # whose slots threads have read since they last fenced and met
         for buffer in plan.memory.buffers:
             for tile in buffer.tiles:
                 offset = self.cursors[buffer].slot * tma.slot_elements(tile)
@@ -156,10 +157,19 @@ class Consumer:
 
     def steps(self, steps: tuple[Step, ...], values: Values) -> None:
         """Emit steps, in order."""
-        self.read_all = False
         for step in steps:
+            self.reading |= self.read_by(step)
             values = values | (_STEPS.of(step)(self, step, values) or {})
-            self.read_all = isinstance(step, Release) and (self.read_all or step.buffer.threads)
+            if isinstance(step, Choose | Given | Guard | Repeat):
+                self.reading |= self.read_by(step)  # whichever way it went
+
+    def read_by(self, step: Step) -> set[CircularBuffer]:
+        """The circular buffers whose slots threads may read in a step, or in an earlier iteration of its steps."""
+        if isinstance(step, Choose | Given | Guard | Repeat):
+            return {buffer for buffer in self.plan.memory.buffers if buffer.threads}
+        if isinstance(step, Define | Do):
+            return {buffer for buffer in self.plan.memory.buffers if set(buffer.tiles) & set(step.node.reads)}
+        return set()
 
     def acquire(self, step: Acquire, values: Values) -> None:
         with self.waits.around(f"{step.buffer.name} to be loaded"):
@@ -182,6 +192,8 @@ class Consumer:
             with self.waits.around("sent tiles to be read"):
                 T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
         self.sync()
+        if step.settles or step.proxy:
+            self.reading.clear()
 
     def define(self, step: Define, values: Values) -> Values:
         (let,) = substitute((step.node,), values)
@@ -229,11 +241,12 @@ class Consumer:
 
     def release(self, step: Release, values: Values) -> None:
         buffer = step.buffer
-        if buffer.threads and not self.read_all:
+        if buffer in self.reading:
             # What a thread reads may still be on its way to it, and TMA's writes are ordered behind it by a fence of
             # proxies alone (PTX ISA, "Async proxy").
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
             self.warpgroup_sync()
+            self.reading.clear()
         condition = self.expression(step.when, values) if step.when is not None else None
         with when(condition), when(self.context.warp == 0), when(self.one()):
             self.context.empty[buffer].arrive(self.cursors[buffer].behind(step.lag))
