@@ -2,7 +2,8 @@
 
 A program that ends in ``copy(c, C[...])`` from a fragment gets a `parallel` before it, which computes every element of
 the fragment from itself and from tensors in global memory. One that ends in a `parallel` with ``C[...] = value`` gets
-another value there.
+another value there. Either goes on with the product as it was summed: it is rounded when it is stored, and before only
+where the epilogue reads it in 16 bits and does no arithmetic with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tvm import ir, s_tir, sym, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import alike, is_zero, loads_in, uses
+from tvm_axe.analysis.rounding import rounded_once
 from tvm_axe.analysis.sizes import Extent, are_same, sides
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
@@ -76,7 +78,7 @@ class Epilogue:
             )
         others = dict.fromkeys(load.source for load in loads if not load.source.same_as(product))
         inputs = {f"epilogue_{number}": buffer for number, buffer in enumerate(others)}
-        return cls(store.value, tuple(indices), product, store.buffer, inputs)
+        return cls(rounded_once(store.value), tuple(indices), product, store.buffer, inputs)
 
 
 def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
@@ -259,8 +261,13 @@ def _value(
         indices = [_tvm.structural_map(i, (tirx.Var, lambda v: values.get(v, v))) for i in load.indices]
         return tirx.BufferLoad(own_buffer, indices)
 
+    def on_cast(cast: tirx.Cast) -> tirx.Expr:
+        """The product as it was summed, where it is read in that type."""
+        rounded = isinstance(cast.value, tirx.Cast) and cast.value.value.same_as(product)
+        return product if rounded and cast.ty.dtype == product.ty.dtype else cast
+
     value = _tvm.structural_map(
-        epilogue.value, [(tirx.Var, lambda var: values.get(var, var)), (ir.TensorLoad, on_load)]
+        epilogue.value, [(tirx.Var, lambda var: values.get(var, var)), (ir.TensorLoad, on_load), (tirx.Cast, on_cast)]
     )
     return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
 
