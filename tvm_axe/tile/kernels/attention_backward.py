@@ -113,6 +113,7 @@ def attention_backward(
     turned = at_once and key_step % key_rows != 0
     held = tile.shared if at_once else tile.fragment  # registers don't hold what more than one product takes, too
     persistent = False if at_once else None  # which would take registers as well
+    early = at_once and window is None  # beside what threads compute, where registers are left for it
     if at_once and deterministic:
         raise TileError("attention_backward: passes=1 adds in any order; valid for deterministic gradients is 2")
     if turned and dim % key_rows:
@@ -181,12 +182,15 @@ def attention_backward(
                 with tile.parallel(key_rows, key_step) as (x, y):
                     ds[x, y] = s[x, y] * (ds[x, y] - d[y])
                 tile.copy(s, p)
-                tile.gemm(p, do, dv)
+                if early:
+                    tile.gemm(p, do, dv)
                 tile.copy(ds, dp)
                 if turned:
                     tile.gemm(k, dp, dq, transpose_a=True, accumulate=False)
                 elif at_once:
                     tile.gemm(dp, k, dq, transpose_a=True, accumulate=False)
+                if not early:
+                    tile.gemm(p, do, dv)
                 tile.gemm(dp, q, dk)
                 if turned:
                     with tile.parallel(dim, key_step) as (x, y):
