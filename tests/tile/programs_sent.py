@@ -15,7 +15,8 @@ ROWS, STEPS = 128, 5
 def sent(draw: random.Random) -> tirx.PrimFunc:
     """A program of loops that compute tiles and send them, in order or adding, some of them twice or in an arm.
 
-    Its parameters are A (256, 320) and B (64, 320) of float16, n (4,) of int32, and an output O1, O2, .. for each tile,
+    Its parameters are A (256, 320) and B (64, 320) of float16, r (320,) of float32, small integers, which threads read
+    beside products if at all, n (4,) of int32, and an output O1, O2, .. for each tile,
     of float32 or float16: (256, 64 or 32) for those that add up, else (1280, 64 or 32), a tile for each step. A and B
     are to be -1, 0 or 1, so that all sums are exact.
     """
@@ -32,6 +33,7 @@ class _Sent:
         ]
         # Sums that are added as they are go through a tile of the kernel's own.
         self.direct = [adds and columns == 64 and draw.random() < 0.4 for _, columns, adds in self.tiles]
+        self.beside = draw.random() < 0.6
 
     def func(self) -> tirx.PrimFunc:
         draw, parameters, tiles = self.draw, [], []
@@ -48,12 +50,14 @@ class _Sent:
         source = [
             "@T.prim_func",
             "def func(A: T.Buffer((256, 320), 'float16'), B: T.Buffer((64, 320), 'float16'),",
+            "         r: T.Buffer((320,), 'float32'),",
             f"         n: T.Buffer((4,), 'int32'), {', '.join(parameters)}):",
             "    with tile.kernel(2) as b:",
             f"        a = tile.shared(({ROWS}, 64), 'float16')",
             "        w = tile.shared((64, 64), 'float16')",
             f"        held = tile.shared(({ROWS}, 64), 'float16')",
             *(f"        {line}" for line in tiles),
+            *["        small = tile.shared((64,), 'float32')"] * self.beside,
             f"        c = tile.fragment(({ROWS}, 64), 'float32')",
             f"        e = tile.fragment(({ROWS}, 64), 'float32')",
             "        tile.fill(e, 0)",
@@ -69,6 +73,9 @@ class _Sent:
             "tile.copy(B[0, l * 64], w)",
             "tile.gemm(a, w, c, transpose_b=True, accumulate=False)",
         ]
+        if self.beside:
+            lines.insert(draw.randint(0, 2), "tile.copy(r[l * 64], small)")
+            lines += [f"with tile.parallel({ROWS}, 64) as (x, y):", "    c[x, y] = c[x, y] + small[y]"]
         parts = [self.part(number) for number in range(1, len(self.tiles) + 1)]
         others = [["tile.copy(c, held)", "tile.gemm(held, w, e)"], ["tile.gemm(a, w, e, transpose_b=True)"]]
         order = [number for number, part in enumerate(parts) for _ in part]

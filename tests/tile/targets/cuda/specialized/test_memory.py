@@ -10,8 +10,10 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
+from tvm_axe.tile.kernels import KERNELS
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.instructions import tma
+from tvm_axe.tile.targets.cuda.specialized import buffers
 from tvm_axe.tile.targets.cuda.specialized import memory as memories
 from tvm_axe.tile.targets.cuda.specialized.emit import lower
 from tvm_axe.tile.targets.cuda.specialized.obstacles import obstacle
@@ -118,3 +120,13 @@ def test_barriers_beyond_1024_bytes_take_more_room():
     text = lower(replace(made, memory=memory)).script()
     offsets = [int(at) * 8 for at in re.findall(r'"uint64", data=\w+\.data, elem_offset=(\d+)', text)]
     assert 1024 < max(offsets) + 33 * 8 <= memory.barriers
+
+
+def test_small_tiles_share_the_barriers_of_what_is_read_around_them():
+    """Sums of rows are read between products of what they are loaded beside; scales are read behind theirs."""
+    heads = {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 256, "keys": 256, "dim": 128, "dtype": "bfloat16"}
+    backward = KERNELS["attention_backward"].recipe(HOPPER, heads, passes=1).programs[1]
+    assert [buffer.name for buffer in buffers.find(backward)] == ["k, v", "q, top", "do, d"]
+    blocks = KERNELS["block_scaled_matmul"]
+    (scaled,) = blocks.recipe(HOPPER, blocks.cases[0]).programs
+    assert "a, b" in [buffer.name for buffer in buffers.find(scaled)]

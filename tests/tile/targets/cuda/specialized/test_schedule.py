@@ -127,7 +127,7 @@ def test_rings_hold_what_is_loaded_and_read_together():
     assert [buffer.name for buffer in found] == ["q", "k", "v"]
     assert [buffer.loop is None for buffer in found] == [True, False, False]
     (both,) = buffers.find(tile.read(programs.matmul(256, 256, 256)))
-    assert both.name == "a, b" and both.bytes == (128 + 256) * 64 * 2 and not both.threads
+    assert both.name == "a, b" and both.bytes == (128 + 256) * 64 * 2
 
 
 def test_a_tile_loaded_twice_is_no_ring():

@@ -2,8 +2,8 @@
 
 The judge knows no threads: what a tile holds is a term made of the statements that led to it, loads included. Steps and
 program must end with the same terms; no statement may touch what a product in flight writes or overwrite what it reads,
-no slot may be given back that one reads, and every slot taken is given back once, in order. What is sent stands behind
-a barrier that says so to TMA, and is overwritten behind one that waits for it.
+no slot may be given back that one reads, and every slot taken is given back once, in order; what threads read of it is
+fenced. What is sent stands behind a barrier that says so to TMA, and is overwritten behind one that waits for it.
 """
 
 import random
@@ -29,6 +29,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Choose,
     Define,
     Do,
+    Fence,
     Given,
     Guard,
     Issue,
@@ -118,6 +119,7 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
     taken, given = dict.fromkeys(slots, 0), dict.fromkeys(slots, 0)
     written, read = set(), set()  # tiles that TMA doesn't see yet, and those that it may be reading
     stored, barriers = [], {"any": 0, "settling": 0}
+    fetched = set()  # slots that threads have read and not fenced
 
     def check_stores(node, names):
         """What is stored again is behind a barrier, if TMA does so either time behind one that settles."""
@@ -127,6 +129,9 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
                     which = "settling" if tma or node in by_tma else "any"
                     assert before[which] < barriers[which], f"{node} overwrites what may be on its way"
             stored.append((tensor, first, last, dict(barriers), node in by_tma))
+
+    def fetch(node):
+        fetched.update((buffer, taken[buffer]) for buffer in slots if set(buffer.tiles) & set(node.reads))
 
     def check(node):
         overwritten = {tile for tile in node.writes if tile.scope == "shared"}
@@ -151,6 +156,7 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
                     given[step.buffer] += 1
                     assert given[step.buffer] == number, f"{step}: slots are given back in the order taken, once"
                     assert not any(held.get(step.buffer) == number for _, held in flights), f"{step}: it is being read"
+                    assert (step.buffer, number) not in fetched, f"{step}: what was read may be on its way"
             elif isinstance(step, Issue):
                 check(step.gemm)
                 state.do(step.gemm, names, value(step.accumulate, names))
@@ -161,6 +167,7 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
                 check(step.node)
                 check_stores(step.node, names)
                 state.do(step.node, names)
+                fetch(step.node)
             elif isinstance(step, Send):
                 check(step.node)
                 check_stores(step.node, names)
@@ -172,6 +179,9 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
                 barriers["settling"] += step.settles
                 written.difference_update(set(written) if step.proxy else ())
                 read.difference_update(set(read) if step.drains else ())
+                fetched.difference_update(set(fetched) if step.proxy or step.settles else ())
+            elif isinstance(step, Fence):
+                fetched.clear()
             elif isinstance(step, Given):
                 run(step.body, {**names, step.var: value(step.value, names)})
             elif isinstance(step, Guard):
@@ -187,6 +197,8 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
                 run(step.then if value(step.condition, names) else step.otherwise, names)
             else:
                 assert isinstance(step, (Define, PingPong))
+                if isinstance(step, Define):
+                    fetch(step.node)
 
     run(steps, {var: 0 for var, _ in program.grid})
     assert not flights and taken == given
@@ -287,16 +299,32 @@ def test_a_step_without_a_barrier_is_found():
     assert found[True, False] and found[False, True] and not found[False, False]
 
 
-def _with(steps, barrier):
+def test_a_step_without_a_fence_is_found():
+    found = 0
+    for seed in range(24):
+        program = tile.read(sent(random.Random(seed)))
+        made = tile.plan(program, HOPPER)
+        slots = made.memory.buffers
+        _, loaded = in_order(program, [copy for buffer in slots for copy in buffer.copies])
+        try:
+            by_steps(program, slots, _with(made.schedule.steps, PingPong(True), Fence), loaded)
+        except AssertionError as error:
+            assert "may be on its way" in str(error)
+            found += 1
+    assert found
+
+
+def _with(steps, barrier, kind=Sync):
     """Steps with another barrier in place of each."""
     made = []
     for step in steps:
-        if isinstance(step, Sync):
+        if isinstance(step, kind):
             made.append(barrier)
         elif isinstance(step, Repeat):
-            made.append(replace(step, body=_with(step.body, barrier), behind=_with(step.behind, barrier)))
+            made.append(replace(step, body=_with(step.body, barrier, kind), behind=_with(step.behind, barrier, kind)))
         elif isinstance(step, Choose):
-            made.append(replace(step, then=_with(step.then, barrier), otherwise=_with(step.otherwise, barrier)))
+            arms = (_with(arm, barrier, kind) for arm in (step.then, step.otherwise))
+            made.append(replace(step, **dict(zip(("then", "otherwise"), arms))))
         else:
             made.append(step)
     return tuple(made)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node
+from tvm_axe.tile.nodes import Branch, Copy, Loop, Node
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.walking import leaves
-
 
 _SMALL = 16
 """What part of a slot's bytes tiles have at most that join it."""
@@ -32,8 +31,6 @@ class CircularBuffer:
         The loop in whose body they are, if they are in one.
     first, last : Node
         The statements, beside the copies, with the first and the last reader.
-    threads : bool
-        Whether readers other than products are among them.
     others : tuple of Copy
         What fills a slot instead, in order, where `copies` are in one arm of a branch and these in the other.
     """
@@ -42,7 +39,6 @@ class CircularBuffer:
     loop: Loop | None
     first: Node
     last: Node
-    threads: bool
     others: tuple[Copy, ...] = ()
 
     @property
@@ -118,22 +114,27 @@ def find(program: TileProgram) -> tuple[CircularBuffer, ...] | str:
         if others and len({homes[copy][0] for copy in copies}) > 1:
             names = ", ".join(copy.dst.tile.name for copy in copies)
             return f"{names} are read together, and loaded in different places; a branch loads all of them in each arm"
-        tiles = {copy.dst.tile for copy in copies}
-        readers = [node for node in leaves(program.body) if tiles & set(node.reads)]
-        threads = any(not isinstance(node, Gemm) for node in readers)
-        buffers.append(CircularBuffer(copies, homes[copies[0]][1], first, last, threads, others))
+        buffers.append(CircularBuffer(copies, homes[copies[0]][1], first, last, others))
+    return _joined(buffers, bodies, order)
+
+
+def _joined(
+    buffers: list[CircularBuffer], bodies: Mapping[Copy, tuple[Node, ...]], order: Mapping[Node, int]
+) -> tuple[CircularBuffer, ...]:
+    """The buffers, small ones put into the nearest that may hold them, of those that are loaded in the same place."""
     for small in tuple(buffers):
-        hosts = [each for each in buffers if bodies[each.copies[0]] is bodies[small.copies[0]] and _hosts(each, small, order)]
+        beside = [each for each in buffers if bodies[each.copies[0]] is bodies[small.copies[0]]]
+        hosts = [each for each in beside if _may_hold(each, small, order)]
         if hosts:
             near = min(hosts, key=lambda each: abs(order[each.copies[-1]] - order[small.copies[0]]))
             copies = tuple(sorted(near.copies + small.copies, key=lambda copy: order[copy]))
-            joined = replace(near, copies=copies, threads=near.threads or small.threads)
+            joined = replace(near, copies=copies)
             buffers = [joined if each is near else each for each in buffers if each is not small]
     return tuple(buffers)
 
 
-def _hosts(buffer: CircularBuffer, small: CircularBuffer, order: Mapping[Node, int]) -> bool:
-    """Whether slots of a buffer may hold small tiles of another, too, and are held no longer for it."""
+def _may_hold(buffer: CircularBuffer, small: CircularBuffer, order: Mapping[Node, int]) -> bool:
+    """Whether slots of a buffer may hold another's small tiles, too, and are held no longer for them."""
     if buffer is small or buffer.others or small.others or _SMALL * small.bytes > buffer.bytes:
         return False
     return order[buffer.first] <= order[small.first] and order[small.last] <= order[buffer.last]

@@ -18,13 +18,13 @@ from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registe
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Cursor, Values, flat, when
-from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
     Choose,
     Define,
     Do,
+    Fence,
     Given,
     Guard,
     Issue,
@@ -79,7 +79,6 @@ class Consumer:
             storages[tile] = Registers(own, fragment, inferred.origin)
         self.index = context.group * wgmma.WARPGROUP + context.warp * 32 + context.lane
         self.loops = 0  # around what is being emitted
-        self.reading: set[CircularBuffer] = set()  # whose slots threads have read since they last fenced and met
         for buffer in plan.memory.buffers:
             for tile in buffer.tiles:
                 offset = self.cursors[buffer].slot * tma.slot_elements(tile)
@@ -158,18 +157,7 @@ class Consumer:
     def steps(self, steps: tuple[Step, ...], values: Values) -> None:
         """Emit steps, in order."""
         for step in steps:
-            self.reading |= self.read_by(step)
             values = values | (_STEPS.of(step)(self, step, values) or {})
-            if isinstance(step, Choose | Given | Guard | Repeat):
-                self.reading |= self.read_by(step)  # whichever way it went
-
-    def read_by(self, step: Step) -> set[CircularBuffer]:
-        """The circular buffers whose slots threads may read in a step, or in an earlier iteration of its steps."""
-        if isinstance(step, Choose | Given | Guard | Repeat):
-            return {buffer for buffer in self.plan.memory.buffers if buffer.threads}
-        if isinstance(step, Define | Do):
-            return {buffer for buffer in self.plan.memory.buffers if set(buffer.tiles) & set(step.node.reads)}
-        return set()
 
     def acquire(self, step: Acquire, values: Values) -> None:
         with self.waits.around(f"{step.buffer.name} to be loaded"):
@@ -192,8 +180,10 @@ class Consumer:
             with self.waits.around("sent tiles to be read"):
                 T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
         self.sync()
-        if step.settles or step.proxy:
-            self.reading.clear()
+
+    def fence(self, step: Fence, values: Values) -> None:
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        self.warpgroup_sync()
 
     def define(self, step: Define, values: Values) -> Values:
         (let,) = substitute((step.node,), values)
@@ -241,12 +231,6 @@ class Consumer:
 
     def release(self, step: Release, values: Values) -> None:
         buffer = step.buffer
-        if buffer in self.reading:
-            # What a thread reads may still be on its way to it, and TMA's writes are ordered behind it by a fence of
-            # proxies alone (PTX ISA, "Async proxy").
-            T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-            self.warpgroup_sync()
-            self.reading.clear()
         condition = self.expression(step.when, values) if step.when is not None else None
         with when(condition), when(self.context.warp == 0), when(self.one()):
             self.context.empty[buffer].arrive(self.cursors[buffer].behind(step.lag))
@@ -381,6 +365,7 @@ _STEPS: TypeTable[Callable[[Consumer, Any, Values], Values | None]] = TypeTable(
         Choose: Consumer.choose,
         Define: Consumer.define,
         Do: Consumer.do,
+        Fence: Consumer.fence,
         Given: Consumer.given,
         Guard: Consumer.guard,
         Issue: Consumer.issue,

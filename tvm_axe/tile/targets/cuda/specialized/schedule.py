@@ -50,6 +50,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Choose,
     Define,
     Do,
+    Fence,
     Given,
     Guard,
     Issue,
@@ -201,6 +202,7 @@ class _Scheduler:
         others = given | {node for node in own if isinstance(node, Copy) and node.atomic}
         self.stores = {tile: {node for node in own if tile in node.writes} - others for tile in overwritten(program)}
         self.touched: set[tuple[Tile, bool]] = set()  # common tiles since the last barrier, and whether written
+        self.reading: set[CircularBuffer] = set()  # whose slots threads may have read since the last fence
 
     # -- waiting --
 
@@ -211,7 +213,7 @@ class _Scheduler:
         self.steps.append(Await(len(self.flights) - count))
         for flight in self.flights[:count]:
             for buffer, number in flight.held:
-                self.steps.append(Release(buffer, self.acquired[buffer] - number, flight.when, flight.var))
+                self.give_back(Release(buffer, self.acquired[buffer] - number, flight.when, flight.var))
         del self.flights[:count]
 
     def settle_for(self, node: Node) -> None:
@@ -252,6 +254,8 @@ class _Scheduler:
         proxy = any(tile.scope == "shared" and written for tile, written in self.touched)
         self.steps.append(Sync(proxy, drains, settles))
         self.touched.clear()
+        if proxy or settles:
+            self.reading.clear()
 
     # -- statements --
 
@@ -275,11 +279,18 @@ class _Scheduler:
         self.order_for(node)
         self.synchronize_for(node)
         self.steps.append(Send(node) if isinstance(node, Copy) and node in self.sent else Do(node))
+        self.read(node)
 
     def define(self, node: Let) -> None:
         self.settle_for(node)
         self.synchronize_for(node)
         self.steps.append(Define(node))
+        self.read(node)
+
+    def read(self, node: Node) -> None:
+        """Threads read what a statement does, or those in it do that are no products."""
+        read = {tile for leaf in leaves((node,)) if not isinstance(leaf, Gemm) for tile in leaf.reads}
+        self.reading |= {buffer for buffer in self.slots if read.intersection(buffer.tiles)}
 
     def make_room(self, buffer: CircularBuffer) -> None:
         """Give back the slots that the producer needs before it can have filled the next of a buffer."""
@@ -304,7 +315,14 @@ class _Scheduler:
             return
         reading = [i for i, flight in enumerate(self.flights) if set(flight.gemm.reads) & set(buffer.tiles)]
         self.settle(reading[-1] + 1 if reading else 0)
-        self.steps.append(Release(buffer, 0, None))
+        self.give_back(Release(buffer, 0, None))
+
+    def give_back(self, release: Release) -> None:
+        """Free a slot, behind a fence if threads may have read any of its buffer since the last."""
+        if release.buffer in self.reading:
+            self.steps.append(Fence())
+            self.reading.clear()
+        self.steps.append(release)
 
     def issue(self, gemm: Gemm) -> None:
         self.settle_for(gemm)
@@ -325,16 +343,19 @@ class _Scheduler:
         for buffer in self.slots:
             if buffer.first in inside:
                 self.make_room(buffer)  # before the arms: what was issued before them is waited for in both or in none
-        outer, arms, before = self.steps, [], set(self.touched)
+        self.read(node)
+        outer, arms, before, unfenced = self.steps, [], set(self.touched), set(self.reading)
         touched: set[tuple[Tile, bool]] = set()
+        reading: set[CircularBuffer] = set()
         for nodes in (node.then, node.otherwise):
-            self.steps, self.touched = [], set(before)
+            self.steps, self.touched, self.reading = [], set(before), set(unfenced)
             flying = len(self.flights)
             self.body(nodes)
             self.settle(len(self.flights) if len(self.flights) > flying else 0)
             arms.append(tuple(self.steps))
             touched |= self.touched
-        self.steps, self.touched = outer, touched
+            reading |= self.reading
+        self.steps, self.touched, self.reading = outer, touched, reading
         self.steps.append(Choose(node.condition, *arms))
 
     # -- loops --
@@ -344,11 +365,12 @@ class _Scheduler:
         if self.common & set(node.reads + node.writes):
             self.barrier()
         if any(child not in self.loads for child in node.body):
-            deferral = self.deferral(node)
+            before, deferral = set(self.reading), self.deferral(node)
             if deferral is None:
                 self.repeat(node.var, node.start, node.extent, node.body, ends=True)
             else:
                 self.defer(node, deferral)
+            self.reading |= before  # it may have no iteration
 
     def repeat(
         self, var: tirx.Var, start: tirx.Expr, extent: tirx.Expr, nodes: tuple[Node, ...], ends: bool = False
@@ -396,6 +418,8 @@ class _Scheduler:
         return self.carries and not any(sums & {*node.reads, *node.writes} for node in branches)
 
     def iteration(self, nodes: tuple[Node, ...], carried: set[_Flight] | dict) -> None:
+        for node in nodes:  # of the iteration before
+            self.read(node)
         self.body(nodes)
         # What is in flight only under a condition is not carried on: the next iteration would need this one's.
         ends = [i for i, flight in enumerate(self.flights) if flight in carried or flight.when is not None]

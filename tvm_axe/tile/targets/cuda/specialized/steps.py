@@ -82,6 +82,18 @@ class Sync:
 
 
 @dataclass(frozen=True)
+class Fence:
+    """Have what a warpgroup's threads have read of slots reach them, before TMA fills these again.
+
+    What a thread reads may be on its way to it when a barrier is passed, and TMA writes by another proxy (PTX ISA,
+    "Async proxy"). A `Sync` for products does as much.
+    """
+
+    def __str__(self) -> str:
+        return "fence what is read"
+
+
+@dataclass(frozen=True)
 class PingPong:
     """Take one's turn at issuing products, or pass it on to the next warpgroup: ping-pong between warpgroups."""
 
@@ -172,7 +184,9 @@ class Choose:
         return _block(f"if {self.condition}", self.then) + (_block("\nelse", self.otherwise) if self.otherwise else "")
 
 
-Step = Acquire | Release | Issue | Await | Sync | PingPong | Do | Send | Define | Given | Guard | Repeat | Choose
+Step = (
+    Acquire | Release | Issue | Await | Sync | Fence | PingPong | Do | Send | Define | Given | Guard | Repeat | Choose
+)
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:
@@ -186,7 +200,7 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 _BODIES: TypeTable[Callable[[Any], tuple[tuple[Step, ...], ...]]] = TypeTable(
     "bodies of steps",
     {
-        **dict.fromkeys((Acquire, Release, Issue, Await, Sync, PingPong, Do, Send, Define), lambda step: ()),
+        **dict.fromkeys((Acquire, Release, Issue, Await, Sync, Fence, PingPong, Do, Send, Define), lambda step: ()),
         Given: lambda step: (step.body,),
         Guard: lambda step: (step.body,),
         Repeat: lambda step: (step.body, step.behind),
