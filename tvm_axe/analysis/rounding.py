@@ -32,8 +32,8 @@ _FUNCTIONS = frozenset(
 def rounded_once(value: tirx.Expr) -> tirx.Expr:
     """Return an expression whose 16-bit floats are computed in float32, each result rounded where it is used otherwise.
 
-    Sums, products, quotients, extremes, choices and functions of 16-bit floats are; what is compared, stored, cast or an
-    argument of another function is a result. One that is cast to float32 isn't rounded before.
+    Sums, products, quotients, extremes, choices and functions of 16-bit floats are; what is compared, stored, cast, or
+    an argument of another function, is a result. One that is cast to float32 isn't rounded before.
 
     >>> x = tirx.Var("x", "bfloat16")
     >>> print(rounded_once(x * x + x))
