@@ -152,11 +152,11 @@ def _stored(parts: _Parts, bits: int) -> tuple[Stored, tirx.Expr, tirx.Expr] | s
         return f"they are integers from {least} to {most}; of {each} would be"
     stored, from_ = CODES, least
     if bits == 8:
-        signed = _fits((least, most), "int8")
+        signed = in_range(least, most, "int8")
         stored = Stored("int8" if signed else "uint8", 1)
-        from_ = 0 if signed or _fits((least, most), "uint8") else least
+        from_ = 0 if signed or in_range(least, most, "uint8") else least
     zero = simplify(parts.zero - tirx.const(from_, "int32"))
-    if not _fits(_bounds(zero), stored.dtype):
+    if not in_range(*_bounds(zero), stored.dtype):
         return "what stands for zero isn't an integer of 8 bits"
     return stored, simplify(parts.code if from_ == 0 else parts.code - tirx.const(from_, "int32")), zero
 
@@ -222,7 +222,7 @@ def _as_integer(expr: tirx.Expr) -> tirx.Expr | None:
     if isinstance(expr, tirx.FloatImm):
         number = float(expr.value)
         return tirx.const(int(number), "int32") if number.is_integer() and abs(number) <= _MOST else None
-    if isinstance(expr, tirx.Cast) and (is_float(expr) or _fits(_bounds(expr.value), str(expr.ty.dtype))):
+    if isinstance(expr, tirx.Cast) and (is_float(expr) or in_range(*_bounds(expr.value), str(expr.ty.dtype))):
         return _as_integer(expr.value)
     if is_choice(expr):
         sides = [_as_integer(each) for each in expr.args[1:]]
@@ -238,7 +238,7 @@ def _as_integer(expr: tirx.Expr) -> tirx.Expr | None:
 def _is_exact(expr: tirx.Expr) -> bool:
     """Whether a sum or difference is no rounded one, and not beyond its type."""
     if not is_float(expr):
-        return _fits(_combined(expr), str(expr.ty.dtype))
+        return in_range(*_combined(expr), str(expr.ty.dtype))
     a, b = (_as_integer(each) for each in (expr.a, expr.b))
     if a is None or b is None:
         return False
@@ -267,7 +267,7 @@ def _bounds(expr: tirx.Expr) -> tuple[int, int]:
         low, high = _bounds(expr.a)
         by = int(expr.b) if isinstance(expr.b, tirx.IntImm) else None
         found = (min(low, 0), max(high, 0)) if by is None else (low >> by, high >> by)
-    return found if _fits(found, kind) else _range(kind)
+    return found if in_range(*found, kind) else _range(kind)
 
 
 def _combined(expr: tirx.Add | tirx.Sub) -> tuple[int, int]:
@@ -279,10 +279,6 @@ def _range(kind: str) -> tuple[int, int]:
     """The least and the most of an integer's type."""
     bits = 1 if kind == "bool" else int(kind.lstrip("uint"))
     return (0, (1 << bits) - 1) if kind.startswith(("u", "b")) else (-(1 << bits - 1), (1 << bits - 1) - 1)
-
-
-def _fits(bounds: tuple[int, int], kind: str) -> bool:
-    return in_range(*bounds, kind)
 
 
 def in_range(least: int, most: int, kind: str) -> bool:

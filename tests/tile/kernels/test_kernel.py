@@ -275,7 +275,7 @@ def test_gradients_of_attention_are_summed_in_registers(name, case, dim, causal)
     kernel, problem = KERNELS[name], {**KERNELS[name].cases[case], "causal": causal}
     alike = {"deterministic": True} if name == "attention_backward" else {}
     _, keys, queries = kernel.recipe(HOPPER, {**problem, "dim": dim, **alike}).programs
-    for program, operands, loaded in ((keys, 2, ("q", "do")), (queries, 1, ("k", "v"))):
+    for program, operands, loaded in ((keys, 2, ("q, top", "do, d")), (queries, 1, ("k", "v"))):
         text = tile.explain(program, HOPPER)
         assert "a producer warp and 2 warpgroups that consume" in text
         assert text.count("left operand of") == operands
@@ -297,7 +297,7 @@ def test_gradients_of_attention_in_one_pass(dim, causal):
     assert text.count("added in memory by TMA") == 1
     assert text.count("left operand of") == 1
     slots = dict(re.findall(r"circular buffer of ([^:]*): (\d+) slots", text))
-    assert min(int(slots[name]) for name in ("q", "do")) >= 2
+    assert min(int(slots[name]) for name in ("q, top", "do, d")) >= 2
     assert [param.name for param in queries.params] == ["added", "dQ"]
     assert "added" in [param.name for param in sums.params]
     given = kernel.recipe(HOPPER, {**problem, "deterministic": True})

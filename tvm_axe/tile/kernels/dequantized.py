@@ -313,7 +313,9 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     """Steps along k of some groups, or some of which make one: of few rows longer ones."""
     group, machine = problem["group"], machine_of(target)
     few, many = ((128, 256, 64), (64, 32, 128)) if isinstance(machine, Gpu) else ((256, 128), (256, 128))
-    return decoding_knobs(target, problem, 8, most_rows(target), _of_groups(group, *few), _of_groups(group, *many))
+    together = _OF_BYTES if "weights" in problem else _TOGETHER
+    steps = _of_groups(group, *few), _of_groups(group, *many)
+    return decoding_knobs(target, problem, 8, most_rows(target), *steps, together)
 
 
 def most_rows(target: Target) -> int:
@@ -322,16 +324,31 @@ def most_rows(target: Target) -> int:
     return 256 if isinstance(machine, Gpu) and machine.tensor_cores == "wgmma" else 128
 
 
+_TOGETHER = ((_FEW, 4), (32, 3), (SOME, 2))
+_OF_BYTES = ((_FEW, 4), (SOME, 3))
+"""How many blocks a multiprocessor runs at once, by rows: one decodes while another waits for its bytes or products.
+
+Each has decoded weights in its registers, of bytes fewer, and sums of as many rows.
+"""
+
+
 def decoding_knobs(
-    target: Target, problem: Problem, step: int, most: int, few: Sequence[int], many: Sequence[int]
+    target: Target,
+    problem: Problem,
+    step: int,
+    most: int,
+    few: Sequence[int],
+    many: Sequence[int],
+    together: Sequence[tuple[int, int]] = _TOGETHER,
 ) -> Knobs:
     """Tiles of as many rows of A as there are, up to `most`; sums are shared where there are few tiles.
 
-    A tile's rows are a multiple of `step`. `few` and `many` are the candidates of a step along k, of as many rows.
+    A tile's rows are a multiple of `step`. `few` and `many` are the candidates of a step along k, of as many rows;
+    `together` says how many blocks a multiprocessor runs.
     """
     m, n, k, machine = (*(problem[name] for name in ("m", "n", "k")), machine_of(target))
     if not isinstance(m, int):
-        return {**decoding_knobs(target, {**problem, "m": SOME}, step, most, few, many), "splits": (1,)}
+        return {**decoding_knobs(target, {**problem, "m": SOME}, step, most, few, many, together), "splits": (1,)}
     block_k = tuple(few if m <= SOME else many)
     if not isinstance(machine, Gpu):
         return {
@@ -342,7 +359,8 @@ def decoding_knobs(
         }
     block_m = min(step * tile.cdiv(m, step), most)
     block_n = 128 if m > SOME else 64
-    blocks = _together(m) if block_k[0] <= 128 else min(2, _together(m))
+    blocks = next((blocks for rows, blocks in together if m <= rows), 1)
+    blocks = blocks if block_k[0] <= 128 else min(2, blocks)
     tiles = tile.cdiv(n, block_n) * tile.cdiv(m, block_m)
     return {
         "splits": choose(_parts(machine, m, tiles, k // block_k[0], blocks), 1, 2, 4, 8),
@@ -352,14 +370,6 @@ def decoding_knobs(
         "stages": choose(0, 3, 4, 6),
         "blocks": choose(blocks, 1, 2, 3, 4),
     }
-
-
-def _together(rows: int) -> int:
-    """How many blocks a multiprocessor runs at once: a block decodes while another one waits for its bytes or products.
-
-    Each has decoded weights in its registers, and sums of as many rows.
-    """
-    return next((blocks for most, blocks in ((_FEW, 4), (32, 3), (SOME, 2)) if rows <= most), 1)
 
 
 def _parts(machine: Gpu, rows: int, tiles: int, steps: int, blocks: int) -> int:
