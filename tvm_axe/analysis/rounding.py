@@ -53,7 +53,7 @@ def _is_narrow(value: tirx.Expr) -> bool:
 
 
 def _is_computed(value: tirx.Expr) -> bool:
-    """Whether a value is of 16-bit floats, and computed of such."""
+    """Return whether a value is of 16-bit floats, and computed of such."""
     if not isinstance(value, tirx.Expr) or not _is_narrow(value):
         return False
     if isinstance(value, ir.Call):
@@ -62,7 +62,7 @@ def _is_computed(value: tirx.Expr) -> bool:
 
 
 def _wide(value: tirx.Expr) -> tirx.Expr:
-    """A 16-bit float as float32, computed in it."""
+    """Return a 16-bit float as float32, computed in it."""
     if isinstance(value, tirx.FloatImm):
         return tirx.FloatImm(_WIDE, value.value)
     if not _is_computed(value):
@@ -76,7 +76,7 @@ def _wide(value: tirx.Expr) -> tirx.Expr:
 
 
 def _with_operands(value: tirx.Expr) -> tirx.Expr:
-    """The same of operands that are rounded once."""
+    """Return the same of operands that are rounded once."""
     if isinstance(value, _PAIRS):
         a, b = rounded_once(value.a), rounded_once(value.b)
         return value if a.same_as(value.a) and b.same_as(value.b) else type(value)(a, b)
