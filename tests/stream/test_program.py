@@ -227,3 +227,33 @@ def test_a_program_prints_its_graph(p):
         "  exp0 = Map(x): [2] of Tile(4, 8, float32)",
         "  y = Output(exp0)",
     ]
+
+
+def test_what_changes_behind_a_run_is_in_the_next(p):
+    """Units and channels are found out once; another reader, operator or depth is another program."""
+    x, machine, given = tiles(p, 64), Accelerator(depth=4), {"x": [np.full((4, 8), at, "float32") for at in range(64)]}
+    first = x.map(functions.add(), x)
+    first.output("first")
+    once = p.run(given, machine)
+    assert p.run(given, machine).cycles == once.cycles
+    first.map(functions.mul(), x).output("second")
+    both = p.run(given, machine)
+    for at, (one, two) in enumerate(zip(both.outputs["first"], both.outputs["second"], strict=True)):
+        assert (one == once.outputs["first"][at]).all() and (two == 2.0 * at * at).all()
+    assert len(both.units) > len(once.units)
+    p.eager_merge([first, x])
+    with pytest.raises(StreamError, match=r"isn't connected; use it, or say Stream.discard"):
+        p.run(given, machine)
+    for stream in p.nodes[-1].outputs:
+        stream.discard()
+    assert len(p.run(given, machine).units) > len(both.units)
+
+
+def test_depths_changed_behind_a_run_are_those_of_the_next(p):
+    x, given = tiles(p, 4, 8), {"x": [[np.ones((4, 8), "float32")] * 8] * 4}
+    one, two = x.map(functions.add(), x), x.bufferize(1).streamify()
+    one.map(functions.mul(), two).output("y")  # which needs room for a whole buffer beside it
+    with pytest.raises(StreamError, match="deadlock"):
+        p.run(given, Accelerator(depth=2))
+    one.buffered(40), x.buffered(40)
+    assert p.run(given, Accelerator(depth=2)).cycles > 0

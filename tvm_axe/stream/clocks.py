@@ -36,7 +36,7 @@ class Clocks:
         self._channels = np.zeros((len(channels), 9), np.int64)
         self._channels[:, m.BASE] = np.cumsum(depths) - depths
         self._channels[:, m.DEPTH] = depths
-        self._channels[:, m.COUNT] = [channel.initial for channel in channels]
+        self._channels[:, m.COUNT] = [len(channel.wire.initial) for channel in channels]
         self._channels[:, m.SPACE] = depths - self._channels[:, m.COUNT]
         self._channels[:, m.WAITER] = -1
         self._state = np.zeros(18, np.int64)

@@ -27,9 +27,8 @@ from tvm_axe.stream.memory import Accelerator, Occupancy, Tenant
 from tvm_axe.stream.waiting import deadlock, too_long
 
 if TYPE_CHECKING:
-    from tvm_axe.stream.graph import Node, Tensor
-    from tvm_axe.stream.operators.base import Operator
-    from tvm_axe.stream.types import StreamType
+    from tvm_axe.stream.graph import Tensor
+    from tvm_axe.stream.wiring import Place, Wire, Wiring
 
 AHEAD = 1 << 16
 """Cells of scripts that generators may write before the machine follows."""
@@ -46,56 +45,35 @@ class Channel:
 
     Attributes
     ----------
+    wire : Wire
+        What it is in every run.
     items : deque[Token]
         The tokens that its reader's generator hasn't taken.
     waiter : Unit or None
         The unit that is blocked on it: its reader's, if it is empty, and after a run that doesn't end its writer, if it
         is full.
-    stored : bool
-        Whether its tiles lie in on-chip memory, so that whoever takes one reads it from there.
-    rank : int
-        The rank of its stream.
-    number, depth : int
-        The channel's place among those of the run, and the tokens that it holds.
-    port : int
-        The reader's port that it leads to.
-    peek, free, take : int
-        The steps of its reader.
-    room, send : int
-        The steps of its writer.
+    number, rank, port, peek, free, take, send : int
+        The wire's.
+    depth : int
+        The tokens that it holds.
     whole : Whole or None
         All its tokens, if they were sent at once.
-    initial, count : int
-        Tokens that are in it from the start, and at the end.
-    returns : bool
-        Whether it is feedback, in which tokens are left at the end.
+    count : int
+        Tokens that are in it at the end.
     """
 
     __slots__ = (
-        "count", "depth", "free", "initial", "items", "number", "peek", "port", "rank", "returns", "room", "send",
-        "source", "stored", "take", "target", "type", "waiter", "whole",
+        "count", "depth", "free", "items", "number", "peek", "port", "rank", "send", "take", "waiter", "whole", "wire",
     )  # fmt: skip
 
-    def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool) -> None:
-        self.type, self.depth, self.stored, self.returns = type, depth, stored, False
-        self.rank, self.source = len(type.shape), sender.name
-        self.initial = self.count = 0
-        self.items: deque[Token] = deque()
+    def __init__(self, wire: Wire, depth: int) -> None:
+        self.wire, self.depth = wire, depth
+        self.number, self.rank, self.port = wire.number, wire.rank, wire.port
+        self.peek, self.free, self.take, self.send = wire.peek, wire.free, wire.take, wire.send
+        self.items: deque[Token] = deque(wire.initial)
         self.waiter: Unit | None = None
         self.whole: Whole | None = None
-        channels, outputs = sender.engine.channels, sender.outputs
-        self.number = len(channels)
-        channels.append(self)
-        cell = (2 * len(outputs) + 1) << 4
-        self.room, self.send = cell | steps.ROOM, cell | steps.SEND
-        outputs.append(self)
-
-    def lead_to(self, reader: Unit) -> None:
-        """Make it the reader's next input."""
-        self.target, self.port = reader.name, 2 * len(reader.inputs)
-        cell = self.port << 4
-        self.peek, self.free, self.take = cell | steps.PEEK, cell | steps.FREE, cell | steps.TAKE
-        reader.inputs.append(self)
+        self.count = 0
 
 
 class Unit:
@@ -139,16 +117,15 @@ class Unit:
         "timed", "tokens", "waits", "written",
     )  # fmt: skip
 
-    def __init__(self, name: str, operator: Operator, node: Node, likeness: Hashable | None, engine: Engine) -> None:
-        self.name, self.kind, self.operator, self.node = name, operator.kind, operator, node
-        self.likeness = likeness
+    def __init__(self, place: Place, number: int, engine: Engine) -> None:
+        self.name, self.operator, self.node, self.likeness = place.name, place.operator, place.node, place.likeness
+        self.kind, self.number = place.operator.kind, number
         self.engine, self.script = engine, engine.script
         self.timed = engine.accelerator is not None
-        self.inputs: list[Channel] = []
-        self.outputs: list[Channel] = []
+        channels = engine.channels
+        self.inputs = [channels[at] for at in place.inputs]
+        self.outputs = [channels[at] for at in place.outputs]
         self.metered: list[tuple[Channel, Callable[[Iterable[Token]], None]]] = []
-        self.number = len(engine.units)
-        engine.units.append(self)
         self.clock = self.busy = self.blocked = self.memory = self.flops = self.read = self.written = self.tokens = 0
         self.spans: list[tuple[int, int]] = []
         self.done = self.asked = False
@@ -301,6 +278,12 @@ class Engine:
         self._fresh = array("q")
         self._failed: dict[int, StreamError] = {}
 
+    def connect(self, wiring: Wiring) -> None:
+        """Make the units and the channels between them."""
+        depth = self.accelerator.depth if self.accelerator else 2
+        self.channels.extend([Channel(wire, wire.depth or depth) for wire in wiring.wires])
+        self.units.extend([Unit(place, number, self) for number, place in enumerate(wiring.places)])
+
     def prepare(self, unit: Unit) -> None:
         """Get a unit ready whose channels are there.
 
@@ -398,8 +381,8 @@ class Engine:
         for unit in self.units:
             for channel in unit.inputs:
                 left = sum(value is not EMPTY for value, _ in channel.items) if channel.items else 0
-                if left and not channel.returns:
-                    raise unit.fail(f"{left} values of {channel.source!r} are left: it ended without taking them")
+                if left and not channel.wire.returns:
+                    raise unit.fail(f"{left} values of {channel.wire.source!r} are left: it ended without taking them")
             if unit.process is not None:
                 unit.process.close()
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tvm_axe.stream.operators.base import Operator
     from tvm_axe.stream.report import Report
     from tvm_axe.stream.views import View
+    from tvm_axe.stream.wiring import Wiring
 
 __all__ = ["Feedback", "Loop", "Node", "Stream", "StreamProgram", "Tensor"]
 
@@ -43,6 +44,7 @@ class StreamProgram:
         self.nodes: list[Node] = []
         self.tensors: dict[str, Tensor] = {}
         self.likenesses: dict[Hashable, int] = {}
+        self.wired: tuple[list[tuple[int | None, bool, int]], Wiring] | None = None
         self._numbers: dict[str, int] = {}
         self._names: set[str] = set()
 

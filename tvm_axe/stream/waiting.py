@@ -45,7 +45,7 @@ def _waiting(units: Sequence[Unit]) -> str:
     for unit in units:
         waits = () if unit.done else unit.waits
         if waits:
-            said = ", ".join(_state(unit, channel, channel.source in ended) for channel in waits)
+            said = ", ".join(_state(unit, channel, channel.wire.source in ended) for channel in waits)
             lines.append((waits[0] in unit.inputs, f"  {unit.kind} {unit.name!r} waits {said}"))
     # Full channels first: whoever starves does so because of them, or they say where the cycle is.
     shown = [line for _, line in sorted(lines, key=lambda line: line[0])]
@@ -57,5 +57,5 @@ def _waiting(units: Sequence[Unit]) -> str:
 def _state(unit: Unit, channel: Channel, ended: bool) -> str:
     if channel in unit.inputs:
         state = "there" if channel.count else "which has ended" if ended else "empty"
-        return f"for a token from {channel.source!r} ({state})"
-    return f"for room in the channel to {channel.target!r} (full, {channel.depth} tokens)"
+        return f"for a token from {channel.wire.source!r} ({state})"
+    return f"for room in the channel to {channel.wire.target!r} (full, {channel.depth} tokens)"

@@ -107,9 +107,9 @@ def forms(streams: Iterable[Stream]) -> Hashable:
 def read_cost(unit: Unit, channel: Channel) -> Cost | None:
     """Return what it costs to read a value of the channel from on-chip memory; None if it needn't be read."""
     accelerator = unit.engine.accelerator
-    if accelerator is None or not channel.stored:
+    if accelerator is None or not channel.wire.stored:
         return None
-    size, rate = byte_counter(channel.type.data), bandwidth(unit, channel.type.data)
+    size, rate = byte_counter(channel.wire.type.data), bandwidth(unit, channel.wire.type.data)
     return lambda value: -(-size(value) // rate)
 
 

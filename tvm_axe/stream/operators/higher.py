@@ -71,7 +71,7 @@ class Map(Operator):
 
     def process(self, node: Node, unit: Unit) -> Process:
         prices, function, compute, writes = price_list(node, unit), self.function, self.compute, self.writes
-        single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
+        single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].wire.type.data, Tuple)
 
         _check_computed(node, unit, function)
 
@@ -215,7 +215,7 @@ class FlatMap(Operator):
         return False
 
     def process(self, node: Node, unit: Unit) -> Process:
-        type = self.made(unit.inputs[0].type.data)
+        type = self.made(unit.inputs[0].wire.type.data)
         rank, dims = type.rank, type.shape
         name = getattr(self.function, "__name__", "<lambda>").replace("<lambda>", "its function")
         function, check = calling(unit, name, self.function), value_check(type.data, unit.engine.values)
@@ -341,7 +341,7 @@ def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tu
     function = operator.function
     compute, writes = operator.compute, operator.writes and not isinstance(operator, Accum)
     prices = price_list(node, unit)
-    single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
+    single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].wire.type.data, Tuple)
     _check_computed(node, unit, function)
 
     def shaped(state: Any, value: Any) -> tuple[int, Any]:

@@ -141,7 +141,7 @@ class LoopEnd(Operator):
         if stop > 1:
             if stays is not EMPTY:
                 raise unit.fail(
-                    f"{unit.inputs[0].source!r} ends with an element that goes on; it isn't the loop's body"
+                    f"{unit.inputs[0].wire.source!r} ends with an element that goes on; it isn't the loop's body"
                 )
             if lost and stop > 2:
                 unit.send(done, EMPTY, 1)

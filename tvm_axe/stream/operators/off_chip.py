@@ -348,7 +348,7 @@ class RandomStore(_Store):
                 row: Any = EMPTY
                 while row is EMPTY:
                     if ended:
-                        raise unit.fail(f"its addresses, from {addresses.source!r}, have ended before its tiles")
+                        raise unit.fail(f"its addresses, from {addresses.wire.source!r}, have ended before its tiles")
                     row, ends = yield from unit.peek(addresses)
                     ended = ends == addresses.rank
                     if row is EMPTY:

@@ -38,7 +38,7 @@ class Bufferize(Operator):
     def process(self, node: Node, unit: Unit) -> Process:
         (source,), (sink,) = unit.inputs, unit.outputs
         accelerator, rank, whole = unit.engine.accelerator, self.rank, self.rank == source.rank
-        size = byte_counter(source.type.data)
+        size = byte_counter(source.wire.type.data)
         tokens: list[Token] = []
         tenant: Tenant | None = None
         while True:

@@ -62,8 +62,8 @@ def price_list(node: Node, unit: Unit) -> dict[tuple, Price]:
 
 def price(node: Node, unit: Unit, function: TileFunction, compute: int | None, writes: bool, shapes: tuple) -> Price:
     """Return the cycles of a unit for arguments of these shapes, the result's shape and the FLOPs."""
-    data = arguments_of([channel.type for channel in unit.inputs])
-    stored = tuple(channel.stored for channel in unit.inputs) * (len(data) if len(unit.inputs) == 1 else 1)
+    data = arguments_of([channel.wire.type for channel in unit.inputs])
+    stored = tuple(channel.wire.stored for channel in unit.inputs) * (len(data) if len(unit.inputs) == 1 else 1)
     accelerator, declared = unit.engine.accelerator, node.outputs[0].type.data
     types = [_concrete(item, shape) for item, shape in zip(data, shapes)]
     result = result_of(node, function, types)

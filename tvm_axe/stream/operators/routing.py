@@ -68,7 +68,7 @@ class Partition(Operator):
             chosen: Any = EMPTY
             while chosen is EMPTY:
                 if selected:
-                    raise unit.fail(f"its selectors, from {selector.source!r}, have ended before its data")
+                    raise unit.fail(f"its selectors, from {selector.wire.source!r}, have ended before its data")
                 while not selector.items:
                     yield selector
                 chosen, stop = unit.take(selector)
@@ -200,7 +200,7 @@ def forward(
         value, stop = items.popleft()
         if value is EMPTY and stop > rank and not begun:
             if stop == source.rank:
-                raise unit.fail(f"{source.source!r} has ended, and one more tensor of it was selected")
+                raise unit.fail(f"{source.wire.source!r} has ended, and one more tensor of it was selected")
             write(source.take)
             continue
         begun = True
@@ -222,7 +222,9 @@ class Broadcast(Operator):
 
     def process(self, node: Node, unit: Unit) -> Process:
         (source,), sinks = unit.inputs, unit.outputs
-        steps = array("q", [source.peek, *(sink.room for sink in sinks), *(sink.send for sink in sinks), source.free])
+        steps = array(
+            "q", [source.peek, *(sink.wire.room for sink in sinks), *(sink.send for sink in sinks), source.free]
+        )
         items, stop = source.items, 0
         while stop < source.rank:
             while not items:

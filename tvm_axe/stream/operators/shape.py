@@ -135,9 +135,9 @@ class Reshape(Operator):
         (source,), (data, padding) = unit.inputs, unit.outputs
         assert self.size is not None
         pad = self.pad if unit.engine.values else getattr(self.pad, "shape", self.pad)
-        fault = value_check(source.type.data, unit.engine.values)(pad)
+        fault = value_check(source.wire.type.data, unit.engine.values)(pad)
         if fault is not None:
-            raise unit.fail(f"pad must be {source.type.data}, not {fault}")
+            raise unit.fail(f"pad must be {source.wire.type.data}, not {fault}")
         found = 0
         while True:
             value, stop = yield from unit.peek(source)
@@ -222,7 +222,7 @@ class Expand(Operator):
                 while value is EMPTY:
                     value, ends = yield from unit.peek(source)
                     if value is EMPTY and ends == source.rank:
-                        raise unit.fail(f"the stream that is expanded has ended, and {like.source!r} goes on")
+                        raise unit.fail(f"the stream that is expanded has ended, and {like.wire.source!r} goes on")
                     if value is EMPTY:
                         unit.free(source)
             unit.send(sink, EMPTY if mark is EMPTY else value, stop)
