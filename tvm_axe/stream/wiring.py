@@ -35,7 +35,7 @@ class Wire:
     Attributes
     ----------
     type : StreamType
-        Of its stream.
+        The type of its stream.
     rank : int
         The rank of that.
     stored : bool
@@ -116,7 +116,7 @@ class Wiring:
     wires : list[Wire]
         The channels, by theirs.
     order : list[int]
-        In which order units begin: what sends to others first.
+        The units in the order in which they begin: what sends to others first.
     sinks : list[int]
         The units that a run ends with.
     metered : list[tuple[int, int, StreamType]]
