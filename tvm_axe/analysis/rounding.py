@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from tvm import ir, tirx
 
-from tvm_axe._tvm import is_float
-from tvm_axe.analysis.expressions import is_choice, is_value
+from tvm_axe.analysis.expressions import is_choice, is_float, is_value
 from tvm_axe.layout.dtypes import dtype_bits
 
 __all__ = ["rounded_once"]

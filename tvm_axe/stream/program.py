@@ -44,6 +44,7 @@ class StreamProgram:
         self.nodes: list[Node] = []
         self.tensors: dict[str, Tensor] = {}
         self.likenesses: dict[Hashable, int] = {}
+        # Units and channels of its runs, and the depths and readers of streams that they are of (`wiring.wiring_of`).
         self.wired: tuple[list[tuple[int | None, bool, int]], Wiring] | None = None
         self._numbers: dict[str, int] = {}
         self._names: set[str] = set()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from tvm_axe.errors import StreamError
 from tvm_axe.stream import steps
 from tvm_axe.stream.operators.endpoints import DISCARD, FeedbackEdge
 from tvm_axe.stream.operators.loops import LoopHead
@@ -170,7 +169,7 @@ class _Maker:
                 if not measured.issuperset(stream.type.symbols):
                     metered.append((number, place.outputs[-1], stream.type))
                     measured.update(stream.type.symbols)
-            order += [number, *range(known, len(self.places))]  # what sends to others goes first
+            order += [number, *range(known, len(self.places))]
         for node, place in own:
             for stream in node.inputs:
                 self.arrivals[stream, node].popleft().lead_to(place)
@@ -197,9 +196,8 @@ class _Maker:
                 ends.append((stream, consumer))
         several = len(ends) + stream.discarded
         if not several:
-            raise StreamError(
-                f"{place.operator.kind} {place.name!r}: output {stream.name!r}, {stream}, isn't connected; use it, or "
-                "say Stream.discard()"
+            raise stream.node.fail(
+                f"output {stream.name!r}, {stream}, isn't connected; use it, or say Stream.discard()"
             )
         if several > 1:
             likeness = BROADCAST.kind, stream.type.rank, several

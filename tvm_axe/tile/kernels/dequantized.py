@@ -43,6 +43,13 @@ _FEW, SOME = 16, 64
 _WORTH = 3
 """Parts of a sum of more than a few rows that are worth being added by another program."""
 
+_TOGETHER = ((_FEW, 4), (32, 3), (SOME, 2))
+_TOGETHER_OF_BYTES = ((_FEW, 4), (SOME, 3))
+"""How many blocks a multiprocessor runs at once, by rows: one decodes while another waits for its bytes or products.
+
+Each has decoded weights in its registers, of bytes fewer, and sums of as many rows.
+"""
+
 TYPES = ("float16", "bfloat16")
 
 DECODING = {4: "w4a16_matmul", 8: "w8a16_matmul"}
@@ -313,7 +320,7 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     """Steps along k of some groups, or some of which make one: of few rows longer ones."""
     group, machine = problem["group"], machine_of(target)
     few, many = ((128, 256, 64), (64, 32, 128)) if isinstance(machine, Gpu) else ((256, 128), (256, 128))
-    together = _OF_BYTES if "weights" in problem else _TOGETHER
+    together = _TOGETHER_OF_BYTES if "weights" in problem else _TOGETHER
     steps = _of_groups(group, *few), _of_groups(group, *many)
     return decoding_knobs(target, problem, 8, most_rows(target), *steps, together)
 
@@ -322,14 +329,6 @@ def most_rows(target: Target) -> int:
     """The most rows of a tile: with 128 columns, as many sums as a block's registers hold once."""
     machine = machine_of(target)
     return 256 if isinstance(machine, Gpu) and machine.tensor_cores == "wgmma" else 128
-
-
-_TOGETHER = ((_FEW, 4), (32, 3), (SOME, 2))
-_OF_BYTES = ((_FEW, 4), (SOME, 3))
-"""How many blocks a multiprocessor runs at once, by rows: one decodes while another waits for its bytes or products.
-
-Each has decoded weights in its registers, of bytes fewer, and sums of as many rows.
-"""
 
 
 def decoding_knobs(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tvm_axe.tile.nodes import Branch, Copy, Loop, Node
 from tvm_axe.tile.program import TileProgram
@@ -87,11 +88,18 @@ def loaded_tiles(program: TileProgram) -> tuple[Tile, ...]:
     return tuple(dict.fromkeys(copy.dst.tile for copy in copies if copy.dst.tile.scope == "shared"))
 
 
+class _Home(NamedTuple):
+    """Where a tile is loaded: the statement that is or holds its copies, the statements beside, the loop around."""
+
+    place: Node
+    body: tuple[Node, ...]
+    loop: Loop | None
+
+
 def find(program: TileProgram) -> tuple[CircularBuffer, ...] | str:
     """The circular buffers of a program; or why a loaded tile can be in none, as a sentence."""
     found: dict[tuple[Node, Node], list[tuple[Copy, Copy | None]]] = {}
-    homes: dict[Copy, tuple[Node, Loop | None]] = {}
-    bodies: dict[Copy, tuple[Node, ...]] = {}
+    homes: dict[Copy, _Home] = {}
     for tile in loaded_tiles(program):
         filling = _filling(program, tile)
         if isinstance(filling, str):
@@ -105,25 +113,25 @@ def find(program: TileProgram) -> tuple[CircularBuffer, ...] | str:
                 if not readers or inside != sum(1 for node in leaves(program.body) if tile in node.reads):
                     return f"{tile.name} is read elsewhere than after {copy}"
                 found.setdefault((readers[0], readers[-1]), []).append((copy, other))
-                homes[copy], bodies[copy] = (place, loop), body
+                homes[copy] = _Home(place, body, loop)
     order = {node: at for at, node in enumerate(program.nodes())}
     buffers: list[CircularBuffer] = []
     for (first, last), filled in found.items():
         copies = tuple(copy for copy, _ in filled)
         others = tuple(sorted((other for _, other in filled if other is not None), key=lambda copy: order[copy]))
-        if others and len({homes[copy][0] for copy in copies}) > 1:
+        if others and len({homes[copy].place for copy in copies}) > 1:
             names = ", ".join(copy.dst.tile.name for copy in copies)
             return f"{names} are read together, and loaded in different places; a branch loads all of them in each arm"
-        buffers.append(CircularBuffer(copies, homes[copies[0]][1], first, last, others))
-    return _joined(buffers, bodies, order)
+        buffers.append(CircularBuffer(copies, homes[copies[0]].loop, first, last, others))
+    return _joined(buffers, homes, order)
 
 
 def _joined(
-    buffers: list[CircularBuffer], bodies: Mapping[Copy, tuple[Node, ...]], order: Mapping[Node, int]
+    buffers: list[CircularBuffer], homes: Mapping[Copy, _Home], order: Mapping[Node, int]
 ) -> tuple[CircularBuffer, ...]:
     """The buffers, small ones put into the nearest that may hold them, of those that are loaded in the same place."""
     for small in tuple(buffers):
-        beside = [each for each in buffers if bodies[each.copies[0]] is bodies[small.copies[0]]]
+        beside = [each for each in buffers if homes[each.copies[0]].body is homes[small.copies[0]].body]
         hosts = [each for each in beside if _may_hold(each, small, order)]
         if hosts:
             near = min(hosts, key=lambda each: abs(order[each.copies[-1]] - order[small.copies[0]]))

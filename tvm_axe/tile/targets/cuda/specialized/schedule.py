@@ -287,9 +287,9 @@ class _Scheduler:
         self.steps.append(Define(node))
         self.read(node)
 
-    def read(self, node: Node) -> None:
-        """Threads read what a statement does, or those in it do that are no products."""
-        read = {tile for leaf in leaves((node,)) if not isinstance(leaf, Gemm) for tile in leaf.reads}
+    def read(self, *nodes: Node) -> None:
+        """Threads read what statements do, or those in them do that are no products."""
+        read = {tile for leaf in leaves(nodes) if not isinstance(leaf, Gemm) for tile in leaf.reads}
         self.reading |= {buffer for buffer in self.slots if read.intersection(buffer.tiles)}
 
     def make_room(self, buffer: CircularBuffer) -> None:
@@ -418,8 +418,7 @@ class _Scheduler:
         return self.carries and not any(sums & {*node.reads, *node.writes} for node in branches)
 
     def iteration(self, nodes: tuple[Node, ...], carried: set[_Flight] | dict) -> None:
-        for node in nodes:  # of the iteration before
-            self.read(node)
+        self.read(*nodes)  # in the iteration before
         self.body(nodes)
         # What is in flight only under a condition is not carried on: the next iteration would need this one's.
         ends = [i for i, flight in enumerate(self.flights) if flight in carried or flight.when is not None]
