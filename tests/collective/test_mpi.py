@@ -69,6 +69,13 @@ def start(
     )
 
 
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill a job with its ranks, which the tests after this one would find else."""
+    for left in [*psutil.Process(process.pid).children(recursive=True), process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.kill()
+
+
 NAMES = f"""
 import sys
 from tvm_axe.processes import leave_out_torch
@@ -85,8 +92,7 @@ def run(ranks: int, script: str, hosts_of: int | None = None, plain: bool = Fals
     try:
         output, errors = process.communicate(timeout=60)
     except subprocess.TimeoutExpired:
-        for left in psutil.Process(process.pid).children(recursive=True):
-            left.kill()  # or the tests after this one find it
+        kill(process)
         output, errors = process.communicate(timeout=10)
         raise AssertionError(f"the job doesn't end; it said:\n{output}\n{errors}") from None
     return output, errors, process.returncode
@@ -432,8 +438,11 @@ def test_ctrl_c(moment: str, hosts_of: int) -> None:
         + textwrap.dedent(f"""
         from tvm_axe.collective import job
 
+        def say_there():
+            os.write(1, b"there\\n")  # At once: what print writes in two parts, ranks may write into each other.
+
         def wait(*_):
-            print("there", flush=True)
+            say_there()
             time.sleep(30)
 
         moment = {moment!r}
@@ -455,14 +464,15 @@ def test_ctrl_c(moment: str, hosts_of: int) -> None:
         hosts_of=hosts_of,
         group=True,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "there\n"
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
     try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=30)
     finally:
-        process.kill()
+        if process.poll() is None:
+            kill(process)
     left = [line for line in output.splitlines() if line and not any(word in line for word in SAID_BY_MPIEXEC)]
     assert set(left) <= {"there"} and process.returncode == 130, (output, errors)
     assert "KeyboardInterrupt" in errors or moment == "while MPI starts", errors
