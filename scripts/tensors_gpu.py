@@ -35,14 +35,14 @@ class Spec:
         made: dict[str, Any] = {}
         for name, (shape, dtype) in self.tensors.items():
             kind = getattr(torch, dtype)
-            if name == "lengths":
+            if name not in self.inputs:
+                made[name] = poisoned(shape, kind)
+            elif name == "lengths":
                 made[name] = torch.full(shape, self.problem["capacity"], dtype=kind, device="cuda")
             elif name == "starts":
                 made[name] = routed(self.problem["rows"], self.problem["groups"])
             elif name == "table":  # of a cache whose pages came one by one
                 made[name] = torch.randperm(self.problem["pages"], device="cuda").to(kind).reshape(shape)
-            elif name not in self.inputs and not dtype.startswith("int"):
-                made[name] = torch.full(shape, math.nan, device="cuda").to(kind)
             elif dtype == "uint8":
                 made[name] = torch.randint(0, 256, shape, dtype=kind, device="cuda")
             else:
@@ -51,6 +51,15 @@ class Spec:
             made[name] = made[name].abs() + 0.5
         kernels_gpu.completed(self.kernel, self.problem, made)
         return made
+
+    def beside(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """Tensors with the inputs of others, drawn for the same problem, and with outputs and scratch of their own."""
+        import torch
+
+        return {
+            name: made[name] if name in self.inputs else poisoned(shape, getattr(torch, dtype))
+            for name, (shape, dtype) in self.tensors.items()
+        }
 
     def sums(self, made: Mapping[str, Any]) -> dict[str, float]:
         """A number of each input, by which two processes see that they have the same."""
@@ -70,6 +79,16 @@ class Spec:
         if not (whole and error <= self.tolerance):
             raise AssertionError(f"relative error {error:.1e}, finite everywhere: {whole}")
         return error
+
+
+def poisoned(shape: Sequence[int], dtype: Any) -> Any:
+    """A tensor that is to be written: of NaN, or of random bits where its type has none."""
+    import torch
+
+    if dtype.is_floating_point:
+        return torch.full(shape, math.nan, device="cuda").to(dtype)
+    whole = torch.iinfo(dtype)
+    return torch.randint(whole.min, whole.max, shape, dtype=dtype, device="cuda")
 
 
 def routed(rows: int, groups: int) -> Any:
