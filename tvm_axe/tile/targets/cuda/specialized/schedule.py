@@ -5,7 +5,8 @@ than another product into it), one that overwrites what it reads, and the releas
 that ends with products in flight carries them into its next iteration, where the slots are released a product later;
 but not past a branch over accumulators, where the assembler can't tell any more which are in flight, and lets each
 product end before the next begins (ptxas, C7514; docs/decisions/0073); and not past the end of a loop that may have no
-iteration, for the same reason (C7515; docs/decisions/0078).
+iteration, for the same reason (C7515; docs/decisions/0078). Barriers and fences between threads are
+`specialized.hazards`'s.
 
 Two rewrites make more of that. An accumulator that is cleared right before its first product isn't cleared: that
 product sets it. And a pipelined loop that ends in a product whose left operand is in registers defers it: the next
@@ -40,17 +41,15 @@ from tvm_axe.tile.nodes import (
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer, Order
 from tvm_axe.tile.targets.cuda.specialized.firsts import after_first, first_product
-from tvm_axe.tile.targets.cuda.specialized.overwriting import overwritten
+from tvm_axe.tile.targets.cuda.specialized.hazards import Hazards, Touched
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
     Choose,
     Define,
     Do,
-    Fence,
     Given,
     Guard,
     Issue,
@@ -59,7 +58,6 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Repeat,
     Send,
     Step,
-    Sync,
 )
 from tvm_axe.tile.targets.cuda.specialized.steps import walk as all_steps
 from tvm_axe.tile.walking import leaves, walk
@@ -164,10 +162,6 @@ class _Scheduler:
       of each buffer, from which a release knows how many slots behind the current one its own is.
     - No statement that is among `steps` touches what a product writes, or overwrites what it reads, while that may be
       in flight.
-    - `touched` are the tiles of `common`, which consumers share, that they have read or written since the last barrier,
-      on any way that leads here; none of these is touched by another thread in a way that needs an order.
-    - Between a `Send` and what next writes its tile is a `Sync` that drains, and between two of the `stores` to a
-      tensor in which a place may be stored to again one that settles. So neither counts as touching for that.
     - The arms of a branch leave no products of their own in flight. An iteration of a loop leaves as many in flight, of
       the same products, as it found; before the first these are none, which `when` says.
     """
@@ -194,15 +188,8 @@ class _Scheduler:
         self.late: tuple[CircularBuffer, Node] | None = None  # what a deferred product takes, behind which statement
         self.order = Order(program, slots)
         self.loads = _others(program, slots)
-        buffered = {tile for buffer in slots for tile in buffer.tiles}
         own = [node for node in leaves(program.body) if node not in self.loads]
-        written = {tile for node in own for tile in node.writes}
-        read = {tile for node in own for tile in node.reads}
-        self.common = {tile for tile in written & read if tile.scope in ("shared", "global")} - buffered
-        others = given | {node for node in own if isinstance(node, Copy) and node.atomic}
-        self.stores = {tile: {node for node in own if tile in node.writes} - others for tile in overwritten(program)}
-        self.touched: set[tuple[Tile, bool]] = set()  # common tiles since the last barrier, and whether written
-        self.reading: set[CircularBuffer] = set()  # whose slots threads may have read since the last fence
+        self.hazards = Hazards(program, own, slots, sent, given)
 
     # -- waiting --
 
@@ -219,43 +206,6 @@ class _Scheduler:
     def settle_for(self, node: Node) -> None:
         found = [i for i, flight in enumerate(self.flights) if flight.conflicts(node)]
         self.settle(found[-1] + 1 if found else 0)
-
-    def synchronize_for(self, node: Node) -> None:
-        """A barrier where a statement touches what another thread may have touched since the last."""
-        reads, writes = self.common & set(node.reads), self.common & set(node.writes)
-        clash = {(tile, True) for tile in reads | writes} | {(tile, False) for tile in writes}
-        if clash & self.touched:
-            self.barrier()
-        if node not in self.sent:
-            self.touched |= {(tile, False) for tile in reads}
-        self.touched |= {(tile, True) for tile in writes}
-
-    def order_for(self, node: Node) -> None:
-        """Where a statement overwrites what TMA may still read, or what was stored, a barrier before waits for that."""
-        sent: set[Node] = {copy for copy in self.sent if copy.src.tile in node.writes}
-        stored = {other for stores in self.stores.values() if node in stores for other in stores}
-        if sent:
-            self.order_behind(sent, drains=True)
-        if stored:
-            self.order_behind(stored, settles=True)
-
-    def order_behind(self, nodes: set[Node], drains: bool = False, settles: bool = False) -> None:
-        """Have the last barrier do more, if it stands behind all that came of some statements, or another one."""
-        for at in range(len(self.steps) - 1, -1, -1):
-            step = self.steps[at]
-            if isinstance(step, Sync):
-                self.steps[at] = Sync(step.proxy, step.drains or drains, step.settles or settles)
-                return
-            if any(isinstance(inner, Do | Send) and inner.node in nodes for inner in all_steps((step,))):
-                break
-        self.barrier(drains, settles)
-
-    def barrier(self, drains: bool = False, settles: bool = False) -> None:
-        proxy = any(tile.scope == "shared" and written for tile, written in self.touched)
-        self.steps.append(Sync(proxy, drains, settles))
-        self.touched.clear()
-        if proxy or settles:
-            self.reading.clear()
 
     # -- statements --
 
@@ -276,21 +226,15 @@ class _Scheduler:
 
     def do(self, node: Copy | Fill | Parallel | Print | Reduce | Scan | Sort | Assign) -> None:
         self.settle_for(node)
-        self.order_for(node)
-        self.synchronize_for(node)
+        self.hazards.before(node, self.steps)
         self.steps.append(Send(node) if isinstance(node, Copy) and node in self.sent else Do(node))
-        self.read(node)
+        self.hazards.read(node)
 
     def define(self, node: Let) -> None:
         self.settle_for(node)
-        self.synchronize_for(node)
+        self.hazards.before(node, self.steps)
         self.steps.append(Define(node))
-        self.read(node)
-
-    def read(self, *nodes: Node) -> None:
-        """Threads read what statements do, or those in them do that are no products."""
-        read = {tile for leaf in leaves(nodes) if not isinstance(leaf, Gemm) for tile in leaf.reads}
-        self.reading |= {buffer for buffer in self.slots if read.intersection(buffer.tiles)}
+        self.hazards.read(node)
 
     def make_room(self, buffer: CircularBuffer) -> None:
         """Give back the slots that the producer needs before it can have filled the next of a buffer."""
@@ -318,15 +262,12 @@ class _Scheduler:
         self.give_back(Release(buffer, 0, None))
 
     def give_back(self, release: Release) -> None:
-        """Free a slot, behind a fence if threads may have read any of its buffer since the last."""
-        if release.buffer in self.reading:
-            self.steps.append(Fence())
-            self.reading.clear()
+        self.hazards.fence(release.buffer, self.steps)
         self.steps.append(release)
 
     def issue(self, gemm: Gemm) -> None:
         self.settle_for(gemm)
-        self.synchronize_for(gemm)
+        self.hazards.before(gemm, self.steps)
         if self.turn and gemm is self.turn[0]:
             self.steps.append(PingPong(True))
         self.steps.append(Issue(gemm, self.sets.get(gemm, gemm.accumulate)))
@@ -343,34 +284,31 @@ class _Scheduler:
         for buffer in self.slots:
             if buffer.first in inside:
                 self.make_room(buffer)  # before the arms: what was issued before them is waited for in both or in none
-        self.read(node)
-        outer, arms, before, unfenced = self.steps, [], set(self.touched), set(self.reading)
-        touched: set[tuple[Tile, bool]] = set()
-        reading: set[CircularBuffer] = set()
+        self.hazards.read(node)
+        outer, arms, before, behind = self.steps, [], self.hazards.touched, Touched()
         for nodes in (node.then, node.otherwise):
-            self.steps, self.touched, self.reading = [], set(before), set(unfenced)
+            self.steps, self.hazards.touched = [], before
             flying = len(self.flights)
             self.body(nodes)
             self.settle(len(self.flights) if len(self.flights) > flying else 0)
             arms.append(tuple(self.steps))
-            touched |= self.touched
-            reading |= self.reading
-        self.steps, self.touched, self.reading = outer, touched, reading
+            behind = behind.also(self.hazards.touched)
+        self.steps, self.hazards.touched = outer, behind
         self.steps.append(Choose(node.condition, *arms))
 
     # -- loops --
 
     def loop(self, node: Loop) -> None:
         self.settle(len(self.flights))
-        if self.common & set(node.reads + node.writes):
-            self.barrier()
+        if self.hazards.meets(node):
+            self.hazards.barrier(self.steps)
         if any(child not in self.loads for child in node.body):
-            before, deferral = set(self.reading), self.deferral(node)
+            unfenced, deferral = Touched(slots=self.hazards.touched.slots), self.deferral(node)
             if deferral is None:
                 self.repeat(node.var, node.start, node.extent, node.body, ends=True)
             else:
                 self.defer(node, deferral)
-            self.reading |= before  # it may have no iteration
+            self.hazards.touched = self.hazards.touched.also(unfenced)  # it may have no iteration
 
     def repeat(
         self, var: tirx.Var, start: tirx.Expr, extent: tirx.Expr, nodes: tuple[Node, ...], ends: bool = False
@@ -418,13 +356,13 @@ class _Scheduler:
         return self.carries and not any(sums & {*node.reads, *node.writes} for node in branches)
 
     def iteration(self, nodes: tuple[Node, ...], carried: set[_Flight] | dict) -> None:
-        self.read(*nodes)  # in the iteration before
+        self.hazards.read(*nodes)  # in the iteration before
         self.body(nodes)
         # What is in flight only under a condition is not carried on: the next iteration would need this one's.
         ends = [i for i, flight in enumerate(self.flights) if flight in carried or flight.when is not None]
         self.settle(ends[-1] + 1 if ends else 0)
-        if self.touched and any(self.common & set(node.reads + node.writes) for node in nodes):
-            self.barrier()
+        if self.hazards.touched.tiles and self.hazards.meets(*nodes):
+            self.hazards.barrier(self.steps)
 
     def deferral(self, loop: Loop) -> tuple[int, Gemm] | None:
         """Where in a loop's body its last product may be issued for the iteration before: after which statement."""
@@ -454,11 +392,11 @@ class _Scheduler:
         if self.analyzer.can_prove(loop.extent >= 1):
             self.rotate(loop, deferral)
             return
-        outer, self.steps, before = self.steps, [], set(self.touched)
+        outer, self.steps, before = self.steps, [], self.hazards.touched
         self.rotate(loop, deferral)
         self.settle(len(self.flights))
         self.steps, steps = outer, self.steps
-        self.touched |= before
+        self.hazards.touched = self.hazards.touched.also(before)
         self.steps.append(Guard(loop.var, loop.extent, tuple(steps)))
 
     def rotate(self, loop: Loop, deferral: tuple[int, Gemm]) -> None:
