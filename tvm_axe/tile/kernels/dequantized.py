@@ -84,18 +84,7 @@ CODES = Stored()
 """Two codes of four bits in each byte."""
 
 
-def w4a16_matmul(
-    m: int | tirx.Var,
-    n: int,
-    k: int,
-    group: int,
-    dtype: str,
-    zeros: bool = False,
-    middle: int = MIDDLE,
-    scale_dtype: str | None = None,
-    out_dtype: str | None = None,
-    **tiles: Any,
-) -> Recipe:
+def w4a16_matmul(**problem: Any) -> Recipe:
     """C = epilogue(A V^T), where V[j, i] = (code(j, i) - zero) * scale is of `dtype`, a type of 16 bits.
 
     A is (m, k) and C (m, n). B (n, k / 2) of uint8 has the codes, from 0 to 15: that of an even i in the low four bits.
@@ -105,32 +94,18 @@ def w4a16_matmul(
 
     Parameters
     ----------
-    tiles
-        As `decoding_matmul` has them, and `Epilogue`'s options.
+    problem
+        As `decoding_matmul` has it, tiles and `Epilogue`'s options too.
 
     Raises
     ------
     TileError
         k is odd, `group` doesn't divide it, it and `block_k` don't divide one another, or a type is none of those.
     """
-    types = _Types(dtype, scale_dtype or dtype, out_dtype or dtype)
-    problem = _Problem("w4a16_matmul", m, n, k, group, types, CODES, middle, zeros)
-    return decoding_matmul(problem, **tiles)
+    return decoding_matmul("w4a16_matmul", CODES, **problem)
 
 
-def w8a16_matmul(
-    m: int | tirx.Var,
-    n: int,
-    k: int,
-    group: int,
-    dtype: str,
-    weights: str,
-    zeros: bool = False,
-    middle: int = 0,
-    scale_dtype: str | None = None,
-    out_dtype: str | None = None,
-    **tiles: Any,
-) -> Recipe:
+def w8a16_matmul(weights: str, **problem: Any) -> Recipe:
     """C = epilogue(A V^T), where V[j, i] = (B[j, i] - zero) * scale is of `dtype`, and B of `weights`, of eight bits.
 
     A is (m, k), B (n, k) and C (m, n). Each `group` weights of a row share a scale, `scales` (k / group, n) of
@@ -142,8 +117,8 @@ def w8a16_matmul(
     ----------
     weights
         One of `OF_BYTES`.
-    tiles
-        As `decoding_matmul` has them, and `Epilogue`'s options.
+    problem
+        As `decoding_matmul` has it, tiles and `Epilogue`'s options too.
 
     Raises
     ------
@@ -153,39 +128,22 @@ def w8a16_matmul(
     """
     if weights not in OF_BYTES:
         raise TileError(f"w8a16_matmul: weights is one of {', '.join(OF_BYTES)}, got {weights}")
-    stored = Stored(weights, 1)
-    if not stored.is_integer and (zeros or middle):
-        raise TileError(f"w8a16_matmul: what stands for zero is for integers, weights is {weights}")
-    types = _Types(dtype, scale_dtype or dtype, out_dtype or dtype)
-    problem = _Problem("w8a16_matmul", m, n, k, group, types, stored, middle, zeros)
-    return decoding_matmul(problem, **tiles)
-
-
-class _Types(NamedTuple):
-    """The types of A and what is multiplied, of scales, and of C; the last two are the first or float32."""
-
-    dtype: str
-    scale_dtype: str
-    out_dtype: str
-
-
-class _Problem(NamedTuple):
-    """What a product with weights in few bits is asked for, as the kernels of that `name` say it."""
-
-    name: str
-    m: int | tirx.Var
-    n: int
-    k: int
-    group: int
-    types: _Types
-    stored: Stored
-    middle: int
-    zeros: bool
+    return decoding_matmul("w8a16_matmul", Stored(weights, 1), **problem)
 
 
 def decoding_matmul(
-    problem: _Problem,
+    name: str,
+    stored: Stored,
     *,
+    m: int | tirx.Var,
+    n: int,
+    k: int,
+    group: int,
+    dtype: str,
+    zeros: bool = False,
+    middle: int | None = None,
+    scale_dtype: str | None = None,
+    out_dtype: str | None = None,
     splits: int,
     block_m: int,
     block_n: int,
@@ -194,7 +152,7 @@ def decoding_matmul(
     blocks: int = 1,
     **options: Any,
 ) -> Recipe:
-    """The product with weights in few bits, computed transposed, V A^T.
+    """The product with weights in few bits, of the kernel of that `name`, computed transposed, V A^T.
 
     Weights are decoded into registers, from where tensor cores take 64 rows, and A comes on the side that takes any
     multiple of 8. `splits` blocks share each sum, whose parts a second program adds, but where `m` isn't known; a
@@ -205,10 +163,11 @@ def decoding_matmul(
     TileError
         As the kernels say.
     """
-    name, m, n, k, group, types, stored, middle, zeros = problem
-    dtype, scale_dtype, out_dtype = types
+    if not stored.is_integer and (zeros or middle):
+        raise TileError(f"{name}: what stands for zero is for integers, weights is {stored.dtype}")
     check_packed(name, k, group, block_k, dtype, TYPES, stored.each)
-    for said, kind in list(types._asdict().items())[1:]:
+    scale_dtype, out_dtype = scale_dtype or dtype, out_dtype or dtype
+    for said, kind in (("scale_dtype", scale_dtype), ("out_dtype", out_dtype)):
         if kind not in (dtype, "float32"):
             raise TileError(f"{name}: {said} is {dtype}, as dtype is, or float32, got {kind}")
     epilogue, groups, steps = Epilogue(**options), k // group, tile.cdiv(k, block_k)
@@ -218,6 +177,7 @@ def decoding_matmul(
     # Of sums scales are waited for where they are used, but where a copy of a row of them runs ahead (16 bytes).
     held = not whole or n * dtype_bits(scale_dtype) % 128 == 0
     count = m if isinstance(m, int) else tirx.Cast("int32", m)
+    of_zero = stored.middle if middle is None else middle
 
     # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.
     made = scale_dtype if stored.each == 1 and not whole else dtype
@@ -226,8 +186,8 @@ def decoding_matmul(
         if point is not None:
             return T.cast(number, made) - T.cast(point, made)
         if stored.each == 2:
-            return T.cast(number - T.int32(middle), made)
-        return T.cast(number, made) - T.cast(T.int32(middle), made) if middle else T.cast(number, made)
+            return T.cast(number - T.int32(of_zero), made)
+        return T.cast(number, made) - T.cast(T.int32(of_zero), made) if of_zero else T.cast(number, made)
 
     @T.prim_func
     def decoding_matmul(
