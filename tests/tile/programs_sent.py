@@ -124,6 +124,8 @@ PLACES = {
 def overwriting(draw: random.Random) -> tirx.PrimFunc:
     """A program that stores tiles of sums to places of a tensor O (1280, 128) of float16, some of them again.
 
+    Some write a tile of shared memory in front of the loop, and read it behind.
+
     A, B and n are as `sent` takes them, n with numbers below 5.
     """
     stores = []
@@ -148,6 +150,11 @@ def overwriting(draw: random.Random) -> tirx.PrimFunc:
         if item in stores and draw.random() < 0.25:
             made = [f"if {draw.choice(['l != 1', 'n[0] > 2'])}:", *(f"    {line}" for line in made)]
         lines += made
+    before, behind = [], []
+    if draw.random() < 0.4:
+        each = "with tile.parallel(128, 64) as (x, y):"
+        before = ["h = tile.shared((128, 64), 'float16')", each, "    h[x, y] = T.cast(x % 4 + y % 8, 'float16')"]
+        behind = [each, "    e[x, y] = e[x, y] + T.cast(h[127 - x, y], 'float32')", "tile.copy(e, O[b * 640 + 512, 64])"]
     source = [
         "@T.prim_func",
         "def func(A: T.Buffer((256, 320), 'float16'), B: T.Buffer((64, 320), 'float16'),",
@@ -158,9 +165,11 @@ def overwriting(draw: random.Random) -> tirx.PrimFunc:
         "        c = tile.fragment((128, 64), 'float32')",
         "        e = tile.fragment((128, 64), 'float32')",
         "        tile.fill(e, 0)",
-        f"        for l in {draw.choice(['range(4)', 'tile.pipelined(4)', 'range(n[1])'])}:",
+        *(f"        {line}" for line in before),
+        f"        for l in {draw.choice(['range(4)', 'tile.pipelined(4)', 'range(n[1])', 'range(n[0])'])}:",
         "            tile.copy(A[b * 128, l * 64], a)",
         "            tile.copy(B[0, l * 64], w)",
         *(f"            {line}" for line in lines),
+        *(f"        {line}" for line in behind),
     ]
     return tvm.script.from_source("\n".join(source), extra_vars={"tile": tile, "T": T})

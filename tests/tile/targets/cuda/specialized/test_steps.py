@@ -3,7 +3,8 @@
 The judge knows no threads: what a tile holds is a term made of the statements that led to it, loads included. Steps and
 program must end with the same terms; no statement may touch what a product in flight writes or overwrite what it reads,
 no slot may be given back that one reads, and every slot taken is given back once, in order; what threads read of it is
-fenced. What is sent stands behind a barrier that says so to TMA, and is overwritten behind one that waits for it.
+fenced. What is sent stands behind a barrier that says so to TMA, and is overwritten behind one that waits for it. What
+threads write is read, and written again, behind a barrier.
 """
 
 import random
@@ -120,6 +121,17 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
     written, read = set(), set()  # tiles that TMA doesn't see yet, and those that it may be reading
     stored, barriers = [], {"any": 0, "settling": 0}
     fetched = set()  # slots that threads have read and not fenced
+    touched = {"reads": set(), "writes": set()}  # what threads share and have touched since the last barrier
+    nodes = [node for node in program.nodes() if node not in {copy for buffer in slots for copy in buffer.copies}]
+    shared = {tile for node in nodes for tile in node.reads if tile.scope in ("shared", "global")}
+    shared &= {tile for node in nodes for tile in node.writes} - {tile for buffer in slots for tile in buffer.tiles}
+
+    def meet(node, by_threads=True):
+        reads, writes = shared & set(node.reads), shared & set(node.writes)
+        assert not touched["writes"] & (reads | writes), f"{node} touches what another thread may be writing"
+        assert not touched["reads"] & writes, f"{node} overwrites what another thread may be reading"
+        touched["reads"].update(reads if by_threads else ())
+        touched["writes"].update(writes)
 
     def check_stores(node, names):
         """What is stored again is behind a barrier, if TMA does so either time behind one that settles."""
@@ -159,23 +171,27 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
                     assert (step.buffer, number) not in fetched, f"{step}: what was read may be on its way"
             elif isinstance(step, Issue):
                 check(step.gemm)
+                meet(step.gemm)
                 state.do(step.gemm, names, value(step.accumulate, names))
                 flights.append((step.gemm, {r: taken[r] for r in slots if set(r.tiles) & set(step.gemm.reads)}))
             elif isinstance(step, Await):
                 del flights[: max(0, len(flights) - step.pending)]
             elif isinstance(step, Do):
                 check(step.node)
+                meet(step.node)
                 check_stores(step.node, names)
                 state.do(step.node, names)
                 fetch(step.node)
             elif isinstance(step, Send):
                 check(step.node)
+                meet(step.node, by_threads=False)
                 check_stores(step.node, names)
                 assert step.node.src.tile not in written, f"{step}: TMA may not see it"
                 state.do(step.node, names)
                 read.add(step.node.src.tile)
             elif isinstance(step, Sync):
                 barriers["any"] += 1
+                touched.update(reads=set(), writes=set())
                 barriers["settling"] += step.settles
                 written.difference_update(set(written) if step.proxy else ())
                 read.difference_update(set(read) if step.drains else ())
@@ -198,6 +214,7 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
             else:
                 assert isinstance(step, (Define, PingPong))
                 if isinstance(step, Define):
+                    meet(step.node)
                     fetch(step.node)
 
     run(steps, {var: 0 for var, _ in program.grid})

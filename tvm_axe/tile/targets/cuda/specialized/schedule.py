@@ -303,12 +303,12 @@ class _Scheduler:
         if self.hazards.meets(node):
             self.hazards.barrier(self.steps)
         if any(child not in self.loads for child in node.body):
-            unfenced, deferral = Touched(slots=self.hazards.touched.slots), self.deferral(node)
+            before, deferral = self.hazards.touched, self.deferral(node)
             if deferral is None:
                 self.repeat(node.var, node.start, node.extent, node.body, ends=True)
             else:
                 self.defer(node, deferral)
-            self.hazards.touched = self.hazards.touched.also(unfenced)  # it may have no iteration
+            self.hazards.touched = self.hazards.touched.also(before)  # it may have no iteration
 
     def repeat(
         self, var: tirx.Var, start: tirx.Expr, extent: tirx.Expr, nodes: tuple[Node, ...], ends: bool = False
@@ -392,11 +392,10 @@ class _Scheduler:
         if self.analyzer.can_prove(loop.extent >= 1):
             self.rotate(loop, deferral)
             return
-        outer, self.steps, before = self.steps, [], self.hazards.touched
+        outer, self.steps = self.steps, []
         self.rotate(loop, deferral)
         self.settle(len(self.flights))
         self.steps, steps = outer, self.steps
-        self.hazards.touched = self.hazards.touched.also(before)
         self.steps.append(Guard(loop.var, loop.extent, tuple(steps)))
 
     def rotate(self, loop: Loop, deferral: tuple[int, Gemm]) -> None:
