@@ -27,16 +27,16 @@ class Clocks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        units, channels, accelerator = engine.units, engine.channels, engine.accelerator
+        units, channels, accelerator, wiring = engine.units, engine.channels, engine.accelerator, engine.wiring
         self._units = np.zeros((len(units), 14), np.int64)
         self._units[:, m.AT] = self._units[:, m.TAIL] = np.arange(len(units)) + 1
         self._units[:, m.DUE], self._units[:, m.TURN] = m.NEVER, -1
-        self._units[:, m.PORTS], ports = _ports(units)
+        self._units[:, m.PORTS] = wiring.first_ports
         depths = np.array([channel.depth for channel in channels], np.int64)
         self._channels = np.zeros((len(channels), 9), np.int64)
         self._channels[:, m.BASE] = np.cumsum(depths) - depths
         self._channels[:, m.DEPTH] = depths
-        self._channels[:, m.COUNT] = [len(channel.wire.initial) for channel in channels]
+        self._channels[:, m.COUNT] = wiring.filled
         self._channels[:, m.SPACE] = depths - self._channels[:, m.COUNT]
         self._channels[:, m.WAITER] = -1
         self._state = np.zeros(18, np.int64)
@@ -54,7 +54,7 @@ class Clocks:
         self._arrays = {
             "code": np.zeros(4 * self._used, np.int64),
             "units": self._units,
-            "ports": ports,
+            "ports": wiring.ports,
             "channels": self._channels,
             "slots": np.zeros((int(depths.sum()), 2), np.int64),
             "queues": self._queues,
@@ -135,15 +135,13 @@ class Clocks:
         """Say to units, channels and tenants what has become of them."""
         engine, units = self._engine, self._engine.units
         columns = [m.CLOCK, m.BUSY, m.BLOCKED, m.MEMORY, m.TOKENS, m.STATE]
-        cells = [self._cell(at) for at in self._units[:, m.AT].tolist()]
         for channel, count in zip(engine.channels, self._channels[:, m.COUNT].tolist()):
             channel.count = count
-            if channel.waiter is not None and not cells[channel.waiter.number]:
-                channel.waiter.waits = (channel,)
-        for unit, row, cell in zip(units, self._units[:, columns].tolist(), cells):
+        for unit, row in zip(units, self._units[:, columns].tolist()):
             unit.clock, unit.busy, unit.blocked, unit.memory, unit.tokens, state = row
             unit.done = state == m.ENDED
-            unit.waits = () if unit.done else self._awaited(unit, cell)
+            if not unit.done:
+                unit.waits = self._awaited(unit)
         for tenant, (start, stop) in zip(engine.occupancy.tenants, self._arrays["tenants"].tolist()):
             tenant.start, tenant.stop = start, stop
         rate = self._memory[m.RATE]
@@ -155,27 +153,14 @@ class Clocks:
         cell = int(self._arrays["code"][at])
         return cell if not cell or cell & 15 else self._cell(cell >> 4)
 
-    def _awaited(self, unit: Unit, cell: int) -> Sequence[Channel]:
-        """Return the channels that a unit waits for, which has come to that cell."""
+    def _awaited(self, unit: Unit) -> Sequence[Channel]:
+        """Return the channels that a unit waits for."""
+        cell = self._cell(int(self._units[unit.number, m.AT]))
         step = cell & 15
         if step in (steps.GO, steps.FIRST):
-            return unit.waits
+            return [channel for channel in unit.inputs if channel.waiter is unit] or unit.waits
         takes, sends = step in (steps.PEEK, steps.TAKE, steps.READ), step in (steps.ROOM, steps.SEND)
         if not (takes or sends):
             return ()
         channel = (unit.inputs if takes else unit.outputs)[cell >> 5]
         return () if self._channels[channel.number, m.COUNT if takes else m.SPACE] else (channel,)
-
-
-def _ports(units: Sequence[Unit]) -> tuple[np.ndarray, np.ndarray]:
-    """Return where each unit's ports begin, and the channels of all of them; see `tvm_axe.stream.steps`."""
-    ends = [unit.inputs for unit in units], [unit.outputs for unit in units]
-    many = [np.array(list(map(len, channels)), np.int64) for channels in ends]
-    room = 2 * np.maximum(*many)
-    begin = np.cumsum(room) - room
-    ports = np.zeros(int(room.sum()), np.int64)
-    for side, (channels, count) in enumerate(zip(ends, many)):
-        numbers = np.array([channel.number for some in channels for channel in some], np.int64)
-        within = np.arange(len(numbers)) - np.repeat(np.cumsum(count) - count, count)
-        ports[np.repeat(begin, count) + 2 * within + side] = numbers
-    return begin, ports

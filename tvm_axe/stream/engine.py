@@ -89,8 +89,6 @@ class Unit:
         The operator in the program, or whose streams are copied or thrown away.
     memo : Memo or None
         What units like it have done, until it has begun.
-    likeness : Hashable or None
-        What the operator's work depends on beside tokens, the same for units that are alike.
     process : generator or None
         What runs it, once it has begun.
     inputs, outputs : list[Channel]
@@ -112,13 +110,13 @@ class Unit:
     """
 
     __slots__ = (
-        "answer", "asked", "blocked", "busy", "clock", "done", "engine", "flops", "inputs", "kind", "likeness", "memo",
-        "memory", "metered", "name", "node", "number", "operator", "outputs", "process", "read", "script", "spans",
-        "timed", "tokens", "waits", "written",
+        "answer", "asked", "blocked", "busy", "clock", "done", "engine", "flops", "inputs", "kind", "memo", "memory",
+        "metered", "name", "node", "number", "operator", "outputs", "process", "read", "script", "spans", "timed",
+        "tokens", "waits", "written",
     )  # fmt: skip
 
     def __init__(self, place: Place, number: int, engine: Engine) -> None:
-        self.name, self.operator, self.node, self.likeness = place.name, place.operator, place.node, place.likeness
+        self.name, self.operator, self.node = place.name, place.operator, place.node
         self.kind, self.number = place.operator.kind, number
         self.engine, self.script = engine, engine.script
         self.timed = engine.accelerator is not None
@@ -272,33 +270,31 @@ class Engine:
         self.written: dict[str, list[tuple[int, int, np.ndarray]]] = {}
         self.prices: dict[Hashable, dict[tuple, Any]] = {}
         self.cells: dict[tuple[int, bool], Any] = {}
-        self.memos: dict[Hashable, Memo] = {}
         self._wholes: dict[tuple[Token, ...], Whole] = {}
         self.off_chip_busy = 0.0
         self._fresh = array("q")
         self._failed: dict[int, StreamError] = {}
 
     def connect(self, wiring: Wiring) -> None:
-        """Make the units and the channels between them."""
-        depth = self.accelerator.depth if self.accelerator else 2
-        self.channels.extend([Channel(wire, wire.depth or depth) for wire in wiring.wires])
-        self.units.extend([Unit(place, number, self) for number, place in enumerate(wiring.places)])
-
-    def prepare(self, unit: Unit) -> None:
-        """Get a unit ready whose channels are there.
+        """Make the units and the channels between them, and get them ready.
 
         Of units that are alike the first one's process is made, which finds what is wrong with any of them; others may
         need none.
         """
-        likeness = None if self.values else unit.likeness
-        if likeness is not None:
-            memo = self.memos.get(likeness)
-            if memo is None:
-                memo = self.memos[likeness] = Memo(self._wholes)
-            memo.units += 1
-            unit.memo = memo
-        if unit.memo is None or unit.memo.units == 1:
-            unit.process = unit.operator.process(unit.node, unit)
+        self.wiring = wiring
+        depth = self.accelerator.depth if self.accelerator else 2
+        self.channels.extend([Channel(wire, wire.depth or depth) for wire in wiring.wires])
+        self.units.extend([Unit(place, number, self) for number, place in enumerate(wiring.places)])
+        self.sinks.extend([self.units[number] for number in wiring.sinks])
+        self.ready.extend([self.units[number] for number in wiring.order])
+        memos: dict[Hashable, Memo] = {}
+        for unit in self.ready:
+            likeness = None if self.values else wiring.places[unit.number].likeness
+            unit.memo = memos.get(likeness)
+            if unit.memo is None:
+                unit.process = unit.operator.process(unit.node, unit)
+                if likeness is not None:
+                    unit.memo = memos[likeness] = Memo(self._wholes)
 
     def occupy(self, unit: Unit, size: int) -> Tenant:
         """Take up on-chip memory from now on.

@@ -56,34 +56,22 @@ class Done:
 
 
 class Memo:
-    """What the units of a run that are alike have done of which streams.
+    """What the units of a run that are alike have done of which streams."""
 
-    Attributes
-    ----------
-    units : int
-        How many units are alike.
-    """
-
-    __slots__ = ("_done", "_wholes", "units")
+    __slots__ = ("_done", "_wholes")
 
     def __init__(self, wholes: dict[tuple[Token, ...], Whole]) -> None:
-        self.units = 0
         self._wholes = wholes
         self._done: dict[tuple[Whole, ...], Done] = {}
 
     def streams(self, unit: Unit) -> tuple[Whole, ...] | None:
         """Return what a unit gets that hasn't begun, if all of it is there and another one may get the same."""
-        if self.units < 2:
-            return None
         found = []
         for channel in unit.inputs:
             whole = channel.whole or self._whole(channel)
             if whole is None:
                 return None
             found.append(whole)
-        for channel in unit.outputs:
-            if channel.items:
-                return None
         return tuple(found)
 
     def repeat(self, unit: Unit, streams: tuple[Whole, ...]) -> bool:

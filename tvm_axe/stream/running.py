@@ -18,7 +18,7 @@ from tvm_axe.stream.memory import Accelerator
 from tvm_axe.stream.operators.endpoints import Output
 from tvm_axe.stream.operators.higher import Map, Scan
 from tvm_axe.stream.operators.off_chip import LinearStore, RandomStore
-from tvm_axe.stream.program import Node, StreamProgram
+from tvm_axe.stream.program import StreamProgram
 from tvm_axe.stream.report import Activity, Report
 from tvm_axe.stream.types import as_size
 from tvm_axe.stream.wiring import wiring_of
@@ -62,7 +62,11 @@ def _report(program: StreamProgram, engine: Engine, bindings: dict[sympy.Symbol,
         )
     return Report(
         program=program.name,
-        outputs={node.name: _collected(node, engine) for node in program.nodes if isinstance(node.operator, Output)},
+        outputs={
+            unit.name: decode(engine.outputs[unit.name], unit.inputs[0].rank)
+            for unit in engine.sinks
+            if isinstance(unit.operator, Output)
+        },
         tensors=_stored(program, engine),
         cycles=cycles,
         units=tuple([_activity(unit, accelerator) for unit in engine.units]),
@@ -95,24 +99,16 @@ def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
         meter.count(head.items)
         engine.units[unit].metered.append((head, meter.count))
         meters.append(meter)
-    for number in wiring.order:
-        engine.ready.append(engine.units[number])
-        engine.prepare(engine.units[number])
-    engine.sinks.extend([engine.units[number] for number in wiring.sinks])
     return meters
-
-
-def _collected(node: Node, engine: Engine) -> list:
-    return decode(engine.outputs[node.name], node.inputs[0].type.rank)
 
 
 def _stored(program: StreamProgram, engine: Engine) -> dict[str, np.ndarray]:
     """Return the tensors that were stored to: over what was given, else over NaN or zeros."""
     found: dict[str, np.ndarray] = {}
+    if not engine.values:
+        return found
     stores = (LinearStore, RandomStore)
-    for name in {node.operator.tensor.name: None for node in program.nodes if isinstance(node.operator, stores)}:
-        if not engine.values:
-            continue
+    for name in {unit.operator.tensor.name: None for unit in engine.sinks if isinstance(unit.operator, stores)}:
         tensor, tiles = program.tensors[name], engine.written.get(name, [])
         if name in engine.tensors:
             array = engine.tensors[name].copy()

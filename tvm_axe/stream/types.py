@@ -88,12 +88,11 @@ def as_size(what: str, value: object, least: int = 1) -> Size:
     StreamError
         If it is neither, or less than `least`.
     """
-    if isinstance(value, sympy.Integer):
-        value = int(value)
-    if isinstance(value, sympy.Expr):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return value
+    size = int(value) if isinstance(value, sympy.Integer) else value
+    if isinstance(size, int) and not isinstance(size, bool) and size >= least:
+        return size
+    if isinstance(size, sympy.Expr):
+        return size
     raise StreamError(f"{what} must be a whole number from {least} on or a sympy expression, not {value!r}")
 
 

@@ -6,11 +6,13 @@ does, and channels between them. These are new in each run; what they are is the
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+import numpy as np
 import sympy
 
 from tvm_axe.stream import steps
@@ -91,7 +93,8 @@ class Place:
     node : Node
         The operator in the program, or whose streams are copied or thrown away.
     likeness : Hashable or None
-        What the operator's work depends on beside tokens, the same for units that are alike.
+        What the operator's work depends on beside tokens, the same for units that are alike; None if no other one is,
+        or something is sent to where tokens are from the start.
     inputs, outputs : list[int]
         The numbers of its channels, in the operator's order.
     """
@@ -120,6 +123,12 @@ class Wiring:
         The units that a run ends with.
     metered : list[tuple[int, int, StreamType]]
         The units and channels of the streams that are measured, since their sizes are known only then.
+    ports : numpy.ndarray
+        The channels that the ports of all units are of, one unit's behind another's (`tvm_axe.stream.steps`).
+    first_ports : numpy.ndarray
+        The place of each unit's first port among these.
+    filled : numpy.ndarray
+        How many tokens are in each channel from the start.
     """
 
     places: list[Place]
@@ -127,6 +136,9 @@ class Wiring:
     order: list[int]
     sinks: list[int]
     metered: list[tuple[int, int, StreamType]]
+    ports: np.ndarray
+    first_ports: np.ndarray
+    filled: np.ndarray
 
 
 def wiring_of(program: StreamProgram) -> Wiring:
@@ -175,7 +187,12 @@ class _Maker:
                 self.arrivals[stream, node].popleft().lead_to(place)
         stores = ("Output", "RandomOffChipStore")
         sinks = [n for n, place in enumerate(self.places) if not place.outputs or place.operator.kind in stores]
-        return Wiring(self.places, self.wires, order, sinks, metered)
+        alike = Counter(place.likeness for place in self.places)
+        for place in self.places:
+            if alike[place.likeness] == 1 or any(self.wires[number].initial for number in place.outputs):
+                place.likeness = None
+        filled = np.array([len(wire.initial) for wire in self.wires], np.int64)
+        return Wiring(self.places, self.wires, order, sinks, metered, *_ports(self.places), filled)
 
     def place(self, name: str, operator: Operator, node: Node, likeness: Hashable | None) -> Place:
         self.places.append(Place(name, operator, node, likeness))
@@ -212,6 +229,17 @@ class _Maker:
         if stream.discarded:
             away = self.place(f"{stream.name}, discarded", DISCARD, stream.node, None)
             self.link(stream, place, stream.depth).lead_to(away)
+
+
+def _ports(places: list[Place]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the channels of all units' ports, and where each unit's begin."""
+    ports: list[int] = []
+    first: list[int] = []
+    for place in places:
+        first.append(len(ports))
+        for pair in zip_longest(place.inputs, place.outputs, fillvalue=0):
+            ports.extend(pair)
+    return np.array(ports, np.int64), np.array(first, np.int64)
 
 
 def _fill(link: Wire, known: Stream, consumer: Node) -> None:

@@ -123,9 +123,11 @@ class Reassemble(Operator):
                 unit.send(sink, EMPTY, stop + rank + 1)
             else:
                 left = sorted(chosen)
-                for number in left if self.in_order else ():
-                    yield from unit.peek(sources[number])
                 taken, reading = [sources[number] for number in left], None
+                for source in taken if self.in_order else ():
+                    while not source.items:
+                        yield source
+                    unit.script.append(source.peek)
                 if self.in_order and rank == 0 and len(left) > 1:
                     reading = _same_reading(taken, [costs[number] for number in left])
                 if reading is not None:
