@@ -154,7 +154,8 @@ def overwriting(draw: random.Random) -> tirx.PrimFunc:
     if draw.random() < 0.4:
         each = "with tile.parallel(128, 64) as (x, y):"
         before = ["h = tile.shared((128, 64), 'float16')", each, "    h[x, y] = T.cast(x % 4 + y % 8, 'float16')"]
-        behind = [each, "    e[x, y] = e[x, y] + T.cast(h[127 - x, y], 'float32')", "tile.copy(e, O[b * 640 + 512, 64])"]
+        behind = [each, "    e[x, y] = e[x, y] + T.cast(h[127 - x, y], 'float32')"]
+        behind.append("tile.copy(e, O[b * 640 + 512, 64])")
     source = [
         "@T.prim_func",
         "def func(A: T.Buffer((256, 320), 'float16'), B: T.Buffer((64, 320), 'float16'),",
