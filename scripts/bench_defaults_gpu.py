@@ -64,39 +64,35 @@ def candidates(case: Case, target: Target, count: int) -> list[Parameters]:
     return found
 
 
-def compiled(case: Case, target: Target, parameters: Parameters) -> str | None:
-    """Compile a candidate; why the target refuses it, if it does."""
+def refused(number: int, parameters: Parameters) -> str | None:
+    """Compile a candidate for the problem of that number; why the target refuses it, if it does."""
+    target = resolve_target("cuda")
     try:
-        Bench(case, target, parameters)
+        Bench(problems(target)[number], target, parameters)
     except TileError as error:
         return str(error)
     return None
 
 
-def _compiled(name: str, problem: Parameters, parameters: Parameters) -> str | None:
-    """The same of a case by its name, which other processes know."""
-    target = resolve_target("cuda")
-    (case,) = [c for c in problems(target) if c.name == name and dict(c.problem) == dict(problem)]
-    return compiled(case, target, parameters)
-
-
-def all_compiled(chosen: Sequence[Case], target: Target, count: int) -> Iterator[tuple[Case, list[Parameters], int]]:
-    """Each case with its defaults and what else can be compiled for it, and how many can't."""
+def compiled(
+    chosen: Mapping[int, Case], target: Target, count: int
+) -> Iterator[tuple[Case, list[Parameters], list[str | None]]]:
+    """Each case, by its number among all, with its candidates, the defaults first, and why they were refused."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        asked = [(case, candidates(case, target, count)) for case in chosen]
-        told = [
-            [pool.submit(_compiled, case.name, dict(case.problem), each) for each in given] for case, given in asked
-        ]
-        for (case, given), answers in zip(asked, told):
-            able = [each for each, answer in zip(given, answers) if answer.result() is None]
-            if able[:1] != given[:1]:
-                raise TileError(f"{case.name}: {answers[0].result()}")
-            yield case, able, len(given) - len(able)
+        asked = {number: candidates(case, target, count) for number, case in chosen.items()}
+        told = {number: [pool.submit(refused, number, each) for each in given] for number, given in asked.items()}
+        for number, given in asked.items():
+            yield chosen[number], given, [answer.result() for answer in told[number]]
 
 
-def measured(case: Case, target: Target, able: Sequence[Parameters], rounds: int) -> dict[str, Any]:
+def measured(
+    case: Case, target: Target, given: Sequence[Parameters], why: Sequence[str | None], rounds: int
+) -> dict[str, Any]:
     """The row of a case."""
+    if why[0] is not None:
+        raise TileError(why[0])
+    able = [parameters for parameters, refusal in zip(given, why) if refusal is None]
     benches = [Bench(case, target, parameters) for parameters in able]
     first = benches[0].spec.drawn(SEED)
     sets = [first]
@@ -132,14 +128,15 @@ def main() -> None:
     args = parser.parse_args()
     target = resolve_target("cuda")
     part, parts = map(int, args.part.split("/"))
-    chosen = [case for case in problems(target) if args.only in f"{case.name} {case.kernel.name}"][part::parts]
+    named = {n: case for n, case in enumerate(problems(target)) if args.only in f"{case.name} {case.kernel.name}"}
+    chosen = dict(list(named.items())[part::parts])
     rows, failed = [], 0
-    for case, able, refused in all_compiled(chosen, target, args.candidates):
+    for case, given, why in compiled(chosen, target, args.candidates):
         if args.compile:
-            print(f"{case.name}: {len(able)} compiled, {refused} refused", flush=True)
+            print(f"{case.name}: {why.count(None)} of {len(why)} compiled", flush=True)
             continue
         try:
-            row = measured(case, target, able, args.rounds)
+            row = measured(case, target, given, why, args.rounds)
         except Exception as error:  # the others are measured whatever one does
             failed += 1
             print(f"{case.name}: {type(error).__name__}: {error}"[:2000], file=sys.stderr, flush=True)

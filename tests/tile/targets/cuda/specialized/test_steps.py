@@ -122,7 +122,7 @@ def by_steps(program, slots, steps, loaded, by_tma=()):
     stored, barriers = [], {"any": 0, "settling": 0}
     fetched = set()  # slots that threads have read and not fenced
     touched = {"reads": set(), "writes": set()}  # what threads share and have touched since the last barrier
-    nodes = [node for node in program.nodes() if node not in {copy for buffer in slots for copy in buffer.copies}]
+    nodes = [node for node in program.nodes() if node not in loaded]
     shared = {tile for node in nodes for tile in node.reads if tile.scope in ("shared", "global")}
     shared &= {tile for node in nodes for tile in node.writes} - {tile for buffer in slots for tile in buffer.tiles}
 
@@ -328,6 +328,20 @@ def test_a_step_without_a_fence_is_found():
         except AssertionError as error:
             assert "may be on its way" in str(error)
             found += 1
+    assert found
+
+
+def test_a_step_without_a_barrier_between_threads_is_found():
+    found = 0
+    for seed in range(24):
+        program = tile.read(overwriting(random.Random(seed)))
+        made = tile.plan(program, HOPPER)
+        slots = made.memory.buffers
+        _, loaded = in_order(program, [copy for buffer in slots for copy in buffer.copies])
+        try:
+            by_steps(program, slots, _with(made.schedule.steps, PingPong(True)), loaded)
+        except AssertionError as error:
+            found += "another thread" in str(error)
     assert found
 
 
