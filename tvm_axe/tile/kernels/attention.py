@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
@@ -28,6 +27,7 @@ from tvm_axe.tile.kernels.kernel import (
     Problem,
     Recipe,
     choose,
+    counted,
     only_used,
     rounding_slack,
 )
@@ -148,9 +148,8 @@ def attention(
     q_shape, k_shape, v_shape, o_shape = shapes(batch, heads, kv_heads, queries, keys, dim, order)
     q_first, k_first, v_first, o_first = (letter == "h" for letter in order)
     factor, cut = LOG2E * natural, _cut_blocks(queries, keys, block_m, block_n, causal) if known else None
-    rows, stop = (each if isinstance(each, int) else tirx.Cast("int32", each) for each in (queries, keys))
+    rows, stop = counted(queries), counted(keys)
     shift = 0 if alike else stop - rows
-    batches = batch if isinstance(batch, int) else tirx.Cast("int32", batch)
 
     @T.prim_func
     def attention(
@@ -161,7 +160,7 @@ def attention(
         O: T.Buffer(o_shape, dtype),
         L: T.Buffer((batch, heads, queries), "float32"),
     ) -> None:
-        with tile.kernel(batches, heads, tile.cdiv(rows, block_m)) as (b, h, i):
+        with tile.kernel(counted(batch), heads, tile.cdiv(rows, block_m)) as (b, h, i):
             q = tile.shared((block_m, dim), dtype)
             k = tile.shared((block_n, dim), dtype)
             v = tile.shared((block_n, dim), dtype)

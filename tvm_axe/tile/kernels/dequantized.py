@@ -29,6 +29,7 @@ from tvm_axe.tile.kernels.kernel import (
     Problem,
     Recipe,
     choose,
+    counted,
     only_used,
     product_slack,
 )
@@ -158,6 +159,22 @@ def decoding_matmul(
     multiple of 8. `splits` blocks share each sum, whose parts a second program adds, but where `m` isn't known; a
     multiprocessor runs `blocks` of them at once. Where a row has one scale, it is its sums that are scaled.
 
+    Parameters
+    ----------
+    stored
+        How the weights lie in memory, V's n rows of k.
+    m
+        How many rows A has; a variable where a call says it.
+    group
+        How many neighbours along k share a scale and a zero.
+    dtype, scale_dtype, out_dtype
+        Of A and what is multiplied; of scales; and of C. The others are the first, or float32.
+    zeros, middle
+        Whether a tensor has what stands for zero in each group; else it is `middle`, by default what is usual of
+        `stored`.
+    options
+        `Epilogue`'s: `bias` of (n,) and `residual` of (m, n), both of `out_dtype`, `activation`.
+
     Raises
     ------
     TileError
@@ -176,7 +193,7 @@ def decoding_matmul(
     rows, whole = max(1, block_k // group), group == k  # a step's groups, and whether there is but one
     # Of sums scales are waited for where they are used, but where a copy of a row of them runs ahead (16 bytes).
     held = not whole or n * dtype_bits(scale_dtype) % 128 == 0
-    count = m if isinstance(m, int) else tirx.Cast("int32", m)
+    count = counted(m)
     of_zero = stored.middle if middle is None else middle
 
     # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.

@@ -174,7 +174,7 @@ def choose(default: int, *others: int) -> tuple[int, ...]:
 
 
 def counted(rows: Any) -> Any:
-    """How many rows there are, as grids count blocks: a number, or an expression of 32 bits where it isn't known."""
+    """How many rows or others there are, as grids count blocks: a number, or of 32 bits where it isn't known."""
     return rows if isinstance(rows, int) else tirx.Cast("int32", rows)
 
 
