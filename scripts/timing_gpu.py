@@ -18,11 +18,15 @@ LONGEST = 0.03
 
 @dataclass(frozen=True)
 class Captured:
-    """A CUDA graph that calls a function so many times, and the seconds that a replay took when it was made."""
+    """A CUDA graph that calls a function so many times, and the seconds that a replay took when it was made.
+
+    The tensors of the sets live as long as it does: a graph knows only where they lie.
+    """
 
     graph: Any
     calls: int
     seconds: float
+    sets: Sequence[Mapping[str, Any]]
 
     def replayed(self, replays: int) -> float:
         """Milliseconds of a call, by the GPU's clock."""
@@ -51,7 +55,7 @@ def captured(
             for i in range(own):
                 function(sets[i % len(sets)])
         graph.replay()
-        made[name] = Captured(graph, own, elapsed(graph.replay, 1) * 1e-3)
+        made[name] = Captured(graph, own, elapsed(graph.replay, 1) * 1e-3, sets)
     return made
 
 

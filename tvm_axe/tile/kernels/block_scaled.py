@@ -129,15 +129,23 @@ def block_scaled_matmul(
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
-    """128 x 128: two warpgroups hold a block's sums beside all of them. Of few blocks or rows, and on CPUs, smaller."""
+    """128 x 128: two warpgroups hold a block's sums beside all of them. Of few blocks or rows, and on CPUs, smaller.
+
+    Of fewer blocks than there are multiprocessors it is 64 x 64, or 128 x 64 where only those run all at once.
+    """
     problem = with_extents(problem, VALUES[-1])
     m, n, machine = problem["m"], problem["n"], machine_of(target)
     most = problem.get("rows", BLOCK)
     if not isinstance(machine, Gpu):
         return {"block_m": choose(64, 32, 128), "block_n": choose(min(64, most), 32)}
-    fills = math.ceil(m / 128) * math.ceil(n / 128) >= machine.processors
+
+    def blocks(rows: int, columns: int) -> int:
+        return math.ceil(m / rows) * math.ceil(n / columns)
+
+    fills = blocks(128, 128) >= machine.processors
+    is_taller = fills or blocks(128, 64) <= machine.processors < blocks(64, 64)
     return {
-        "block_m": choose(128 if fills else 64, 64, 128),
+        "block_m": choose(128 if is_taller else 64, 64, 128),
         "block_n": choose(min(128 if fills else 64, most), *(columns for columns in (32, 64, 128) if columns <= most)),
         "stages": choose(0, 2, 3, 4, 5, 6),
         "swizzle": choose(16, 1, 4, 8, 32) if m > 64 else (16,),

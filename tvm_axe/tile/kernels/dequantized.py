@@ -5,6 +5,7 @@ C[i, j] = sum over k of A[i, k] * (number(j, k) - zero[k / group, j]) * scale[k 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ _FEW, SOME = 16, 64
 
 _WORTH = 3
 """Parts of a sum of more than a few rows that are worth being added by another program."""
+
+_EVENER = 1.1
+"""By how much two parts of a sum have to share tiles more evenly, so that they are worth being added."""
 
 _TOGETHER = ((_FEW, 4), (32, 3), (SOME, 2))
 _TOGETHER_OF_BYTES = ((_FEW, 4), (SOME, 3))
@@ -351,12 +355,21 @@ def decoding_knobs(
 def _parts(machine: Gpu, rows: int, tiles: int, steps: int, blocks: int) -> int:
     """Into how many parts a sum is split: as many as run at once, of eight steps at least.
 
-    Of more than a few rows two parts aren't worth being added. Of many rows a block that has ended takes another tile.
+    Of more than a few rows two parts aren't worth being added. Of a few they are where multiprocessors would have
+    uneven numbers of tiles. Of many rows a block that has ended takes another tile.
     """
     if rows > SOME:
         return max(1, min(2 * machine.processors // tiles, steps // 4))
     parts = max(1, min(blocks * machine.processors // tiles, steps // 8))
-    return 1 if rows > _FEW and parts < _WORTH else parts
+    if rows > _FEW:
+        return parts if parts >= _WORTH else 1
+
+    def evenly(parts: int) -> float:
+        """A multiprocessor's blocks on average, over those of the one that has most."""
+        each = parts * tiles / machine.processors
+        return each / math.ceil(each)
+
+    return 2 if parts == 1 and steps >= 16 and evenly(2) > _EVENER * evenly(1) else parts
 
 
 def fewer_rows(target: Target, problem: Problem) -> Fewer | None:
