@@ -129,3 +129,42 @@ def test_cpus_and_other_gpus_do_not():
     for target in (LLVM, resolve_target({"kind": "cuda", "arch": "sm_80"})):
         assert not copies_of(share_for(model, axe.Mesh({"tp": 2}), target))
     assert not copies_of(share_model(model, axe.Mesh({"tp": 2})))
+
+
+def computed(x, *weights):
+    """The layers in float64, of weights in the order of `Layer`'s parameters."""
+
+    def normed(rows, weight):
+        return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5) * weight
+
+    x, weights = x.astype("float64"), [each.astype("float64") for each in weights]
+    for at in range(0, len(weights), 7):
+        norm1, norm2, q, out, gate, up, down = weights[at : at + 7]
+        x = x + np.tanh(normed(x, norm1) @ q.T) @ out.T
+        y = normed(x, norm2)
+        gated = y @ gate.T
+        x = x + (gated / (1 + np.exp(-gated)) * (y @ up.T)) @ down.T
+    return x
+
+
+def test_the_layers_in_float64_are_the_layers():
+    model = layers(2, 24, 48, 96)
+    arrays = models.drawn(model)
+    assert np.abs(computed(*arrays) - models.alone(model, arrays)[0]).max() < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_layers_on_gpus_are_right(devices, dtype, on_gpus, monkeypatch):
+    """Whatever is gained; call after call, of inputs that are drawn anew."""
+    monkeypatch.setattr(beside._Cutter, "gains", lambda *_: True)
+    model, mesh = layers(2, 768, 512, 1536, dtype), axe.Mesh({"tp": devices})
+    exe = axe.compile(model, mesh=mesh, target="cuda", work_dir=None)
+    assert {step.transfer.source.partial for step in copies_of(exe.shared)} == {"", "sum"}
+    arrays, rng = models.drawn(model), np.random.default_rng(devices)
+    with axe.launch(mesh, engine="cuda", **on_gpus(devices)) as workers, exe.load(workers, arrays[1:]) as session:
+        for _ in range(5):
+            x = rng.standard_normal(arrays[0].shape).astype(dtype)
+            expected, got = computed(x, *arrays[1:]), np.asarray(session["forward"](x)).astype("float64")
+            assert np.linalg.norm(got - expected) < (2e-2 if dtype == "bfloat16" else 4e-3) * np.linalg.norm(expected)

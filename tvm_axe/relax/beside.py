@@ -29,6 +29,7 @@ from tvm.target import Target
 
 from tvm_axe.analysis.annotations import KERNEL, WAITS
 from tvm_axe.analysis.blocks import element, nested_blocks, statements
+from tvm_axe.analysis.sizes import are_same
 from tvm_axe.collective import SLAB
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Link
@@ -137,6 +138,8 @@ class _Cutter:
         assert transfer is not None  # it is a collective
         readers = [step for step in self.steps if target in (*step.ins, *step.over)]
         reader = readers[0] if readers and target not in self.results else None
+        if any(source in step.over for step in self.steps):  # it may be another one when it is sent
+            return None
         found = None if reader is None or reader.ins[0] != target else self._product(reader)
         if found is None or not self._is_cut(found, transfer.source) or not self.gains(found, transfer):
             return None
@@ -153,7 +156,7 @@ class _Cutter:
         return reader, [
             Step(COPIES, (source,), (target,), (SLAB, axis), kind=COPIES, transfer=transfer, copies=copies),
             Step(f"{reader.name}_of_own", (source, weight), (begun,), (SLAB,) * 3, own, node=reader.node),
-            Step(JOIN, (), (target,), (axis,), kind=JOIN, transfer=transfer),
+            Step(JOIN, (source,), (target,), (SLAB, axis), kind=JOIN, transfer=transfer),  # until then it is read
             Step(
                 f"{reader.name}_of_others", (target, weight), (out,), (SLAB,) * 3, others, node=reader.node,
                 over=(begun,),
@@ -183,6 +186,8 @@ class _Cutter:
         except ScheduleError:
             return None
         if found is None or not known or found.batch or list(func.params) != [found.a, found.b, found.c]:
+            return None
+        if not are_same(found.a.shape[:-1], found.c.shape[:-1]):  # whose rows lie in order
             return None
         dtypes = {str(buffer.dtype) for buffer in func.params}
         return found if len(dtypes) == 1 and dtypes <= {*DTYPES} else None
