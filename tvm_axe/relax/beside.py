@@ -27,7 +27,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Range
 from tvm.target import Target
 
-from tvm_axe.analysis.annotations import KERNEL, WAITS
+from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import element, nested_blocks, statements
 from tvm_axe.analysis.sizes import are_same
 from tvm_axe.collective import SLAB
@@ -242,8 +242,7 @@ def _of_shares(
     buffers = {name: tirx.decl_buffer(list(shape), dtype, name) for name, shape in zip("ABC", shapes, strict=True)}
     lowered = lowered_on(program, target, buffers, {"me": tirx.Cast("int32", rank)})
     body = lowered.body[0] if len(lowered.body) == 1 else tirx.SeqStmt(lowered.body)
-    attrs = {**lowered.attrs, "tirx.noalias": True, **({WAITS: True} if lowered.overlaps else {})}
-    return tirx.PrimFunc([*buffers.values()], body).with_attrs(attrs)
+    return tirx.PrimFunc([*buffers.values()], body).with_attrs({**lowered.attrs, "tirx.noalias": True})
 
 
 @functools.lru_cache(maxsize=1024)
