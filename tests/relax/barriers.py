@@ -21,7 +21,7 @@ def _touches(module, call, views):
         writes = _written(module[call.op])
     else:
         kind = str(call.op.global_symbol).removeprefix("axe.")
-        assert kind in PULLS | PUSHES, kind
+        assert kind in PULLS | PUSHES | {"copy"}, kind
         writes = [False, True]
     found = []
     for var, write in zip(tensors, writes):
@@ -36,20 +36,27 @@ def conflicts(shared, name):
     func = module[name]
     params = func.params[len(function.sizes) :]
     views = {var: (tensor, view != "slab") for var, (tensor, view) in zip(params, function.arguments)}
-    since, found = [], []
+    since, found, flying = [], [], []  # what runs beside goes on until it is joined, whatever barriers there are
     for block in func.body.blocks:
         for binding in block.bindings:
             call = binding.value
             if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.GlobalVar | relax.ExternFunc):
                 continue
-            if isinstance(call.op, relax.ExternFunc) and str(call.op.global_symbol) == "axe.barrier":
+            symbol = str(call.op.global_symbol) if isinstance(call.op, relax.ExternFunc) else ""
+            if symbol == "axe.barrier":
                 since = []
                 continue
+            if symbol == "axe.join":
+                since += flying
+                flying = []
+            if symbol in ("axe.fork", "axe.join"):
+                continue
             own = _touches(module, call, views)
-            for other, touched in since:
+            # Copies of one fork are of different rows, or to different peers.
+            for other, touched in since + (flying if symbol != "axe.copy" else []):
                 for tensor, peers, write in own:
                     for before, by_peers, wrote in touched:
                         if tensor == before and (write or wrote) and (peers or by_peers):
                             found.append((str(other), str(call), tensor))
-            since.append((call.op, own))
+            (flying if symbol == "axe.copy" else since).append((call.op, own))
     return found

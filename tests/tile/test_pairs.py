@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from beside import Devices, Stuck
+from interpreter import interpret
 from programs_pairs import scheduled
 
 import tvm_axe as axe
+from tvm_axe import tile
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
@@ -27,6 +29,7 @@ from tvm_axe.lower.parsing import parse_program
 from tvm_axe.machines import resolve_target
 from tvm_axe.machines.builder import build_program
 from tvm_axe.schedule import layouts_of
+from tvm_axe.tile.kernels.pairs import matmul_of_shares
 
 HOPPER = resolve_target("cuda:sm_90a")
 TILES = {"block_m": 64, "block_n": 64, "block_k": 32}
@@ -254,3 +257,29 @@ def test_threads_that_share_a_gpu_are_refused(cuda: object) -> None:
         pytest.raises(WorkerError, match=r"axe.fork: 2 workers of this process share GPU 0, and .* launch processes"),
     ):
         exe.run(workers, *arrays)
+
+
+@pytest.mark.parametrize("transpose_b", [True, False])
+@pytest.mark.parametrize(
+    ("devices", "first", "count", "own"), [(2, 1, 1, False), (2, 0, 1, True), (3, 1, 2, False), (4, 3, 2, False)]
+)
+def test_products_of_some_devices_rows_leave_the_others(devices, first, count, own, transpose_b):
+    rows, n, k, rng = 40, 72, 56, np.random.default_rng(devices)
+    (program,) = matmul_of_shares(
+        devices, devices * rows, n, k, "float16", transpose_b, first=first, count=count, own=own, block_m=32,
+        block_n=32, block_k=16,
+    ).programs  # fmt: skip
+    assert tile.explain(program, HOPPER)
+    a = rng.integers(-2, 3, (devices, rows, k)).astype("float16")
+    b = rng.integers(-2, 3, (n, k) if transpose_b else (k, n)).astype("float16")
+    exact = a.astype("float64") @ (b.T if transpose_b else b).astype("float64")
+    compiled = tile.compile(program, "llvm")
+    for me in range(devices):
+        c = np.full((devices, rows, n), np.nan, "float16")
+        given = (a[me] if own else a, b, me, c)
+        wanted = [(me + first + at) % devices for at in range(count)]
+        *_, interpreted = interpret(program, *given)
+        compiled(*given)
+        for device in range(devices):
+            for got in (c[device], interpreted[device]):
+                assert (got == exact[device]).all() if device in wanted else np.isnan(got).all()

@@ -172,7 +172,8 @@ class DeviceModule:
 
     @property
     def indexes_peers(self) -> tuple[str, ...]:
-        """The kernels that index the slabs of peers, by the names of their steps."""
-        steps = [step for function in self.functions.values() for step in function.steps]
-        found = [step.name for step in steps if step.func is not None and any(view != SLAB for view in step.views)]
+        """The kernels that index the slabs of peers, and the copies to them, by the names of their steps."""
+        every = [step for function in self.functions.values() for step in function.steps]
+        steps = [step for step in every if step.func is not None or step.copies]
+        found = [step.name for step in steps if any(view != SLAB for view in step.views)]
         return tuple(dict.fromkeys(found))

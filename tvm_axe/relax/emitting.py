@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+from tvm.target import Target
 
 from tvm_axe.collective import SLAB
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.taking import taking
 from tvm_axe.lower.told import with_coordinates, with_own_sizes
 from tvm_axe.lower.views import view_shape
+from tvm_axe.relax.beside import with_copies_beside
 from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.device import Argument, DeviceFunction, DeviceModule, Placed
 from tvm_axe.relax.forms import WHOLE, Form
@@ -28,13 +30,18 @@ from tvm_axe.relax.graph import Node, Value
 from tvm_axe.relax.objects import Cache, attends
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sizes import Shape, exprs
-from tvm_axe.relax.steps import Mover, Spot, Step, numbers_of, steps_of
+from tvm_axe.relax.steps import COPIES, JOIN, Mover, Spot, Step, numbers_of, steps_of
 
 __all__ = ["device_module"]
 
 
 def device_module(
-    chosen: Sequence[Sequence[Chosen]], operators: Sequence[Operators], mesh: Mesh, page: int, meets: bool = True
+    chosen: Sequence[Sequence[Chosen]],
+    operators: Sequence[Operators],
+    mesh: Mesh,
+    page: int,
+    meets: bool = True,
+    gpu: Target | None = None,
 ) -> DeviceModule:
     """The module of a device of a model whose functions were chosen.
 
@@ -50,8 +57,10 @@ def device_module(
         Bytes of a page of the devices' memory.
     meets : bool
         Whether kernels may do what collectives would, by indexing the slabs of peers (`tvm_axe.relax.fusing`).
+    gpu : Target, optional
+        What the devices are, if they are GPUs: products run beside copies there (`tvm_axe.relax.beside`).
     """
-    return _Module(chosen, operators, mesh, page, meets).made()
+    return _Module(chosen, operators, mesh, page, meets, gpu).made()
 
 
 class _Module:
@@ -62,7 +71,9 @@ class _Module:
         mesh: Mesh,
         page: int,
         meets: bool,
+        gpu: Target | None,
     ) -> None:
+        self.gpu = gpu
         self.chosen, self.operators, self.axis = chosen, operators[-1], operators[-1].axis
         self.mesh, self.page, self.meets = mesh, page, meets
         self.ranks = {each.axis: each.rank for each in operators}
@@ -133,7 +144,10 @@ class _Function:
         mover = Mover(chosen.graph, module.mesh, module.page, module.ranks)
         self.results = [*zip(chosen.graph.results, chosen.results)]
         self.overwritten: dict[str, None] = {}
-        self.steps = fused(steps_of(chosen, module.operators, mover), self.results, mover, module.meets)
+        steps = steps_of(chosen, module.operators, mover)
+        if module.gpu is not None:
+            steps = with_copies_beside(steps, self.results, mover, module.gpu, chosen.link)
+        self.steps = fused(steps, self.results, mover, module.meets)
         touches = [(step, each) for step in self.steps for each in step.touches()]
         self.crossing = {each.spot for step, each in touches if step.kind or each.view != SLAB}
         last = {each.spot: at for at, step in enumerate(self.steps) for each in step.touches()}
@@ -248,6 +262,9 @@ class _Function:
             else:
                 self._other(step.node, [self.buffers[spot] for spot in step.ins])
             return
+        if step.kind == JOIN:
+            self._joined([self.buffers[spot] for spot in step.outs])
+            return
         for spot in step.outs[len(step.over) :]:
             self._new(spot)
         for old, new in zip(step.over, step.outs):
@@ -260,10 +277,31 @@ class _Function:
         if step.func is not None:
             self._start(step.func, step.name, given[: len(step.ins)], given[len(step.ins) :])
             return
-        arguments = [*given, *(relax.prim_value(number) for number in numbers_of(step))]
         assert step.transfer is not None  # it is a collective
+        if step.kind == COPIES:
+            self._sent(step, given, touches)
+            return
+        arguments = [*given, *(relax.prim_value(number) for number in numbers_of(step))]
         arguments.append(tvm.ir.StringImm(step.transfer.axis))
         self.builder.emit(relax.Call(relax.ExternFunc(f"axe.{step.kind}"), arguments, ty_args=[relax.TupleType([])]))
+
+    def _sent(self, step: Step, given: Sequence[relax.Expr], touches: Sequence[tuple[_Buffer, str, bool]]) -> None:
+        """Tell the side stream the copies of a step, of which nothing is known to be there until they are joined."""
+        assert step.transfer is not None  # it is of a collective
+        axis, result = tvm.ir.StringImm(step.transfer.axis), relax.TupleType([])
+        self._packed("axe.fork", [relax.prim_value(0)], result)
+        for numbers in step.copies:
+            self._packed("axe.copy", [*given, *map(relax.prim_value, numbers), axis], result)
+        for buffer, _, writes in touches:
+            if writes and buffer.placed is not None:
+                self.marks[buffer.placed.name].discard("peers written")
+
+    def _joined(self, buffers: Sequence[_Buffer]) -> None:
+        """What follows comes behind the copies: what peers have sent is there behind the next barrier."""
+        self._packed("axe.join", [relax.prim_value(0)], relax.TupleType([]))
+        for buffer in buffers:
+            assert buffer.placed is not None  # peers write it
+            self.marks.setdefault(buffer.placed.name, set()).add("peers written")
 
     def _start(self, func: tirx.PrimFunc, name: str, ins: Sequence[relax.Expr], outs: Sequence[relax.Expr]) -> None:
         """Call a function of tensors, of the device's coordinates that it uses, and of sizes that it must be told."""

@@ -38,7 +38,7 @@ from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower.joining import joined
 from tvm_axe.lower.shares import is_sharable
 from tvm_axe.relax.forms import WHOLE
-from tvm_axe.relax.steps import Mover, Spot, Step
+from tvm_axe.relax.steps import COPIES, JOIN, Mover, Spot, Step
 
 __all__ = ["explained", "fused"]
 
@@ -76,6 +76,10 @@ def explained(steps: Sequence[Step], meets: bool) -> list[str]:
     for at, step in enumerate(steps):
         if step.moves:
             lines.append(f"{' and '.join(step.moves)}: in the kernel {step.name}, which spares a pass over memory each")
+        elif step.kind == COPIES:
+            lines.append(f"{steps[at + 1].name}: beside it rows are copied to whom they are for")
+        elif step.kind == JOIN:
+            continue
         elif step.kind:
             lines.append(f"{step.kind}: the engine's collective, {_why_alone(steps, at, meets)}")
         elif step.func is not None and any(view != SLAB for view in step.views):

@@ -73,6 +73,7 @@ def share_model(
     meets: bool = True,
     whole: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
     gpu: Target | None = None,
+    copies: bool = False,
 ) -> DeviceModule:
     """What each device of `mesh` runs of a Relax model.
 
@@ -114,6 +115,8 @@ def share_model(
         What puts a function of its own into the place of several operators, such as attention.
     gpu : Target, optional
         What the devices are, if they are GPUs: a cache in pages calls other functions there.
+    copies : bool
+        Whether GPUs may copy to their peers beside products, in the place of collectives (`tvm_axe.relax.beside`).
 
     Raises
     ------
@@ -147,7 +150,7 @@ def share_model(
         if memory is not None:
             _check_memory(graph, along, part)
         chosen[graph.name] = along_axes(graph, operators, part, held)
-    return device_module([chosen[name] for name in functions], operators, mesh, page, meets)
+    return device_module([chosen[name] for name in functions], operators, mesh, page, meets, gpu if copies else None)
 
 
 def share_for(
@@ -170,7 +173,7 @@ def share_for(
         Resolved.
     meets : bool, optional
         As of `share_model`. If left out, kernels do what collectives would on CPUs alone: where devices have engines
-        for collectives, which is faster isn't known.
+        for collectives, which is faster isn't known. If it is False, GPUs don't copy to their peers either.
     """
     backend = backend_of(target)
     known = backend.on_host if meets is None else meets
@@ -183,7 +186,9 @@ def share_for(
         return kernels(with_decoding_products(plain, target), target)
 
     gpu = None if backend.on_host else target
-    shared = share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known, in_blocks, gpu)
+    shared = share_model(
+        model, mesh, axis, memory, pins, rates, backend.page, values, known, in_blocks, gpu, meets is not False
+    )
     return replace(shared, module=with_kernels_there(shared.module, target))
 
 

@@ -25,10 +25,14 @@ from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sizes import exprs
 from tvm_axe.relax.transfers import Transfer
 
-__all__ = ["Mover", "Spot", "Step", "Touch", "numbers_of", "steps_of"]
+__all__ = ["COPIES", "JOIN", "Mover", "Spot", "Step", "Touch", "numbers_of", "steps_of"]
 
 Spot = tuple[int, Form]
 """A value, by its number, in a form."""
+
+COPIES, JOIN = "copies", "join"
+"""What isn't a collective either: a device's own engines begin to copy to its peers, or have done so
+(`tvm_axe.relax.beside`)."""
 
 _PULLS = {Collective.REDUCE_SCATTER.operation, Collective.ALL_TO_ALL.operation, Collective.ALL_REDUCE.operation}
 """The collectives by which devices read their peers' slabs of the source."""
@@ -60,7 +64,7 @@ class Step:
     func : PrimFunc or None
         Of the ins and the outs; the device's coordinates are free in it, and the sizes that shapes are counted in.
     kind : str
-        The collective's operation.
+        The collective's operation, or one of `COPIES` and `JOIN`.
     transfer : Transfer or None
         What a collective moves, or a kernel that is nothing else in its place.
     node : Node or None
@@ -69,6 +73,8 @@ class Step:
         Of a kernel, what is moved between devices by it, in words.
     over : tuple[Spot, ...]
         The values in whose places it leaves the outs: what it stores to. It takes these, too.
+    copies : tuple of tuple of int
+        The numbers of each of the `COPIES` (`tvm_axe.collective.side`), from what it takes to what it leaves.
     """
 
     name: str
@@ -81,6 +87,7 @@ class Step:
     node: Node | None = None
     moves: tuple[str, ...] = ()
     over: tuple[Spot, ...] = ()
+    copies: tuple[tuple[int, ...], ...] = ()
 
     def touches(self) -> list[Touch]:
         """What it does with each of the values."""

@@ -1,9 +1,10 @@
-"""Products that work on while copy engines move what they made, or what they still need: one kernel a device.
+"""Products that work on while copy engines move what they made, or what they still need.
 
 `matmul_scatter` sums a product over the devices and leaves each its rows; `gather_matmul` multiplies rows that come
 from all of them. Each is one persistent kernel that takes a device's own rows last, or first, and meets copies in words
 of 32 bits: it counts the tiles that a copy waits for, and waits for the flags that are set behind copies to this
-device. It never waits for another kernel, which may not be running yet (`tvm_axe.lower.pairs` has the copies).
+device. It never waits for another kernel, which may not be running yet (`tvm_axe.lower.pairs` has the copies). With
+`matmul_of_shares` the product is two kernels, one of which copies run beside (`tvm_axe.relax.beside`).
 
 Of `devices` devices, `me` runs; rows of the whole product are theirs in equal shares.
 """
@@ -269,6 +270,66 @@ def gather_matmul(
             tile.copy(c, C[owner, i * block_m, j * block_n])
 
     return Recipe((read(prepare), read(gather_matmul)), ("own", "B", "gathered"), ("C",))
+
+
+def matmul_of_shares(
+    devices: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    transpose_b: bool = True,
+    *,
+    first: int,
+    count: int,
+    own: bool = False,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    stages: int = 0,
+    swizzle: int = 16,
+) -> Recipe:
+    """Some rows of C = A B: those of `count` devices, of the one `first` places behind this one and of those behind it.
+
+    Nothing is waited for, or counted: copies of these rows, or of what they are made of, run beside the product of the
+    others. B is as in `matmul_scatter`; other rows of C stay as they are.
+
+    Parameters
+    ----------
+    dtype : str
+        Of A, B and C: ``"float16"`` or ``"bfloat16"``.
+    own : bool
+        Whether A has this device's rows alone, (m / devices, k); else it is (devices, m / devices, k).
+
+    Raises
+    ------
+    TileError
+        There is one device, or the devices don't divide the rows.
+    """
+    rows = _share(devices, m)
+    b_shape, b_tile = ((n, k), (block_n, block_k)) if transpose_b else ((k, n), (block_k, block_n))
+    a_shape = (rows, k) if own else (devices, rows, k)
+
+    @T.prim_func
+    def matmul_of_shares(
+        A: T.Buffer(a_shape, dtype),
+        B: T.Buffer(b_shape, dtype),
+        me: T.int32,
+        C: T.Buffer((devices, rows, n), dtype),
+    ) -> None:
+        with tile.kernel(count, tile.cdiv(rows, block_m), tile.cdiv(n, block_n), swizzle=swizzle) as (s, i, j):
+            a = tile.shared((block_m, block_k), dtype)
+            b = tile.shared(b_tile, dtype)
+            c = tile.fragment((block_m, block_n), "float32")
+            owner: T.let = (me + first + s) % devices
+            tile.fill(c, 0)
+            for l in tile.pipelined(tile.cdiv(k, block_k), stages=stages or None):
+                tile.copy(A[i * block_m, l * block_k] if own else A[owner, i * block_m, l * block_k], a)
+                tile.copy(B[j * block_n, l * block_k] if transpose_b else B[l * block_k, j * block_n], b)
+                tile.gemm(a, b, c, transpose_b=transpose_b)
+            tile.copy(c, C[owner, i * block_m, j * block_n])
+
+    return Recipe((read(matmul_of_shares),), ("A", "B"), ("C",))
 
 
 def _turns(devices: int, down: int, across: int, swizzle: int) -> Any:

@@ -124,17 +124,29 @@ def _filling(gpu: Gpu, problem: Problem) -> list[int]:
 
 def gpu_block(gpu: Gpu, problem: Problem) -> tuple[int, int]:
     """The block with the least time: waves of blocks over the multiprocessors, each as long as its tile takes."""
-    m, n, dtype = problem["m"] * problem.get("batch", 1), problem["n"], problem["dtype"]
+    dtype = problem["dtype"]
     kind = gpu.tensor_cores if gpu.by_tensor_cores(dtype) else "fma"
-
-    def waves(block: tuple[int, int]) -> int:
-        rows, columns = block
-        return math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / gpu.processors)
-
     if kind == "wgmma":
-        lying = 0 if problem.get("transpose_b", True) else 1
-        return min(_WGMMA, key=lambda block: waves(block) * _WGMMA[block][lying])
-    return min(_BLOCKS[kind], key=lambda block: waves(block) * (math.prod(block) + _OPERAND * sum(block)))
+        return min(_WGMMA, key=lambda block: _term_of(gpu, problem, block))
+    return min(
+        _BLOCKS[kind], key=lambda block: _waves(gpu, problem, block) * (math.prod(block) + _OPERAND * sum(block))
+    )
+
+
+def time_of(gpu: Gpu, problem: Problem) -> float:
+    """Seconds that a product of 16-bit floats takes by wgmma, as the blocks do that were measured."""
+    return 1e-9 * problem["k"] * min(_term_of(gpu, problem, block) for block in _WGMMA)
+
+
+def _term_of(gpu: Gpu, problem: Problem, block: tuple[int, int]) -> float:
+    """Nanoseconds that all waves of blocks take for each of k terms."""
+    return _waves(gpu, problem, block) * _WGMMA[block][0 if problem.get("transpose_b", True) else 1]
+
+
+def _waves(gpu: Gpu, problem: Problem, block: tuple[int, int]) -> int:
+    rows, columns = block
+    m = problem["m"] * problem.get("batch", 1)
+    return math.ceil(math.ceil(m / rows) * math.ceil(problem["n"] / columns) / gpu.processors)
 
 
 def _depth(gpu: Gpu, dtype: str, rows: int, columns: int) -> int:
