@@ -17,13 +17,12 @@ import json
 import multiprocessing
 import os
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from bench_gpu import PRODUCT, Bench, Case, cases
-from timing_gpu import calls_of, captured, in_turns, size
+from timing_gpu import Series, calls_of, captured, in_turns, size
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
@@ -130,28 +129,20 @@ def main() -> None:
     part, parts = map(int, args.part.split("/"))
     named = {n: case for n, case in enumerate(problems(target)) if args.only in f"{case.name} {case.kernel.name}"}
     chosen = dict(list(named.items())[part::parts])
-    rows, failed = [], 0
+    series = Series(args.json)
     for case, given, why in compiled(chosen, target, args.candidates):
         if args.compile:
             print(f"{case.name}: {why.count(None)} of {len(why)} compiled", flush=True)
             continue
-        try:
+        with series.case(case.name):
             row = measured(case, target, given, why, args.rounds)
-        except Exception as error:  # the others are measured whatever one does
-            failed += 1
-            print(f"{case.name}: {type(error).__name__}: {error}"[:2000], file=sys.stderr, flush=True)
-            continue
-        rows.append(row)
-        if not args.json:
             changed = " ".join(f"{name}={value}" for name, value in row["changed"].items())
-            print(
+            series.add(
+                row,
                 f"{row['name']:<40} {row['ours_ms'] * 1e3:9.2f} us, best of {1 + row['tried']:>2} "
                 f"{row['peer_ms'] * 1e3:9.2f} us, ratio {row['ratio']:.3f}, {row['error']:.0e} {changed}".rstrip(),
-                flush=True,
             )
-    if args.json:
-        print(json.dumps({"rows": rows}))
-    sys.exit(1 if failed else 0)
+    series.end()
 
 
 if __name__ == "__main__":

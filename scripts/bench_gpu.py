@@ -16,7 +16,6 @@ the same clock, in the same turns. Its knobs are those of its candidates that ar
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -29,7 +28,7 @@ from typing import Any
 import kernels_gpu
 from peer_process import PeerProcess
 from tensors_gpu import EXPERTS, Spec, equation, gated
-from timing_gpu import Timer, calls_of, captured, in_turns, size
+from timing_gpu import Series, Timer, calls_of, captured, in_turns, size
 from tvm.target import Target
 
 from tvm_axe.machines.target import resolve_target
@@ -330,35 +329,24 @@ def main() -> None:
         print(f"TileLang: {made['compiled']} programs compiled in {time.perf_counter() - start:.1f} s", file=sys.stderr)
         for name, left_out in made["left_out"].items():
             print(f"TileLang: {name}: {left_out}", file=sys.stderr)
-    rows, failed = [], 0
+    series = Series(args.json)
     for case in chosen:
-        try:
+        with series.case(f"{case.name} beside {case.peer}"):
             if args.compile:
                 start = time.perf_counter()
                 Bench(case, target, parameters)
                 print(f"{case.name}: compiled in {time.perf_counter() - start:.1f} s", flush=True)
                 continue
-            found = measured(case, target, parameters, args.rounds, tilelang)
-        except Exception as error:  # the others are measured whatever one does
-            failed += 1
-            print(
-                f"{case.name} beside {case.peer}: {type(error).__name__}: {error}"[:2000], file=sys.stderr, flush=True
-            )
-            continue
-        rows += found
-        if not args.json:
-            for row in found:
-                print(
+            for row in measured(case, target, parameters, args.rounds, tilelang):
+                series.add(
+                    row,
                     f"{row['name']:<32} {row['kind']:<9} {row['kernel']:<16} {row['ours_ms'] * 1e3:9.2f} us "
                     f"{row['rate']:7.1f} {row['unit']:<7}  {row['peer']:<11} {row['peer_ms'] * 1e3:9.2f} us  "
                     f"ratio {row['ratio']:.3f}  error {row['error']:.1e}  {row['knobs']}".rstrip(),
-                    flush=True,
                 )
     if tilelang is not None:
         tilelang.end()
-    if args.json:
-        print(json.dumps({"rows": rows}))
-    sys.exit(1 if failed else 0)
+    series.end()
 
 
 if __name__ == "__main__":

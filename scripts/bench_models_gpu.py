@@ -15,7 +15,6 @@ bound is the larger of the products' operations at 800 TFLOP/s and of the weight
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import statistics
 import subprocess
@@ -27,7 +26,7 @@ from typing import Any
 import torch
 import tvm
 from models_gpu import CASES, Case, decoder, imported
-from timing_gpu import captured
+from timing_gpu import Series, captured
 from tvm import tirx
 
 import tvm_axe as axe
@@ -159,11 +158,11 @@ def main() -> None:
     if unknown := set(args.models) - set(CASES):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     logging.getLogger("torch._inductor").setLevel(logging.CRITICAL)  # what its tuning tries and can't compile
-    rows, failed = [], 0
+    series = Series(args.json)
     for name, case in CASES.items():
         if args.models and name not in args.models:
             continue
-        try:
+        with series.case(name):
             if args.compile:
                 start = time.perf_counter()
                 exe, _ = compiled(case, *case.made())
@@ -172,29 +171,21 @@ def main() -> None:
                 )
                 continue
             row = measured(name, case, args.mode, args.rounds, args.breakdown)
-        except Exception as fault:  # the others are measured whatever one does
-            failed += 1
-            print(f"{name}: {type(fault).__name__}: {fault}"[:2000], file=sys.stderr, flush=True)
-            continue
-        rows.append(row)
-        if not args.json:
-            print(
+            series.add(
+                row,
                 f"{name:<20} {row['ours_ms'] * 1e3:9.1f} us ({row['ours_range'][0] * 1e3:.1f} to "
                 f"{row['ours_range'][1] * 1e3:.1f})  {row['peer']} {row['peer_ms'] * 1e3:9.1f} us "
                 f"({row['peer_range'][0] * 1e3:.1f} to {row['peer_range'][1] * 1e3:.1f})  ratio {row['ratio']:.3f}  "
                 f"bound {row['bound_ms'] * 1e3:.1f} us  error {row['error']:.1e}, torch's {row['peer_error']:.1e}",
-                flush=True,
             )
-        torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
     if not args.compile:
         query = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
         print(
             subprocess.run(["nvidia-smi", query, "--format=csv"], capture_output=True, text=True).stdout,
             file=sys.stderr,
         )
-    if args.json:
-        print(json.dumps({"rows": rows}))
-    sys.exit(1 if failed else 0)
+    series.end()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""How scripts/bench_gpu.py and those like it time functions on a CUDA GPU: CUDA graphs, in turns, medians."""
+"""How scripts/bench_gpu.py and those like it time functions on a CUDA GPU: CUDA graphs, in turns, medians, rows."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 Timer = Callable[[float], float]
 """Milliseconds of a call, of as many replays as take so many seconds, and one at least."""
@@ -92,3 +95,31 @@ def elapsed(call: Callable[[], object], times: int) -> float:
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop) / times
+
+
+class Series:
+    """The rows of a bench: each is printed when it is there, or all as JSON in the end; a case that fails is said."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json, self.failed, self.rows = as_json, 0, list[dict[str, Any]]()
+
+    @contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        """Go on behind this case whatever is raised in it."""
+        try:
+            yield
+        except Exception as error:
+            self.failed += 1
+            print(f"{name}: {type(error).__name__}: {error}"[:2000], file=sys.stderr, flush=True)
+
+    def add(self, row: dict[str, Any], line: str) -> None:
+        """Add a row, which reads so."""
+        self.rows.append(row)
+        if not self.as_json:
+            print(line, flush=True)
+
+    def end(self) -> NoReturn:
+        """Print what is left to print, and exit with 1 if a case has failed."""
+        if self.as_json:
+            print(json.dumps({"rows": self.rows}))
+        sys.exit(1 if self.failed else 0)
