@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from bench_gpu import PRODUCT, Bench, Case, cases
-from timing_gpu import Series, calls_of, captured, in_turns, size
+from timing_gpu import Series, calls_of, captured, in_turns, part, size
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
@@ -121,14 +121,13 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name or kernel has this text")
     parser.add_argument("--candidates", type=int, default=12, help="drawn for each (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each (default: %(default)s)")
-    parser.add_argument("--part", default="0/1", metavar="K/N", help="every N-th case from the K-th, for several GPUs")
+    parser.add_argument("--part", type=part, default="0/1", metavar="K/N", help="every N-th case from the K-th")
     parser.add_argument("--compile", action="store_true", help="compile only")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     target = resolve_target("cuda")
-    part, parts = map(int, args.part.split("/"))
     named = {n: case for n, case in enumerate(problems(target)) if args.only in f"{case.name} {case.kernel.name}"}
-    chosen = dict(list(named.items())[part::parts])
+    chosen = dict(list(named.items())[args.part])
     series = Series(args.json)
     for case, given, why in compiled(chosen, target, args.candidates):
         if args.compile:

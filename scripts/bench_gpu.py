@@ -1,6 +1,6 @@
 """Tile kernels on a CUDA GPU, each beside PyTorch's (cuBLAS, cuDNN) or the copy bandwidth in the same run.
 
-    python scripts/bench_gpu.py [--only TEXT] [--rounds 9] [--parameter NAME=INT ...] [--json]
+    python scripts/bench_gpu.py [--only TEXT] [--part K/N] [--rounds 9] [--parameter NAME=INT ...] [--json]
     python scripts/bench_gpu.py --compile       only compile, which needs no GPU and fills the cache
     python scripts/bench_gpu.py --tilelang DIR  beside TileLang, too, installed by `pip install --target DIR tilelang`
 
@@ -20,7 +20,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 import kernels_gpu
 from peer_process import PeerProcess
 from tensors_gpu import EXPERTS, Spec, equation, gated
-from timing_gpu import Series, Timer, calls_of, captured, in_turns, size
+from timing_gpu import Series, Timer, calls_of, captured, in_turns, part, size
 from tvm.target import Target
 
 from tvm_axe.machines.target import resolve_target
@@ -290,7 +290,7 @@ def said(chosen: Mapping[str, Any]) -> str:
     return f"{chosen['knobs']}, error {chosen['error']:.1e}{left_out}"
 
 
-def beside_tilelang(cases: Iterator[Case]) -> Iterator[Case]:
+def beside_tilelang(cases: Iterable[Case]) -> Iterator[Case]:
     """The cases and, once for each problem of a kernel that TileLang has a program of, the same beside TileLang."""
     seen: set[str] = set()
     for case in cases:
@@ -308,6 +308,7 @@ def main() -> None:
     parser.add_argument(
         "--parameter", action="append", default=[], metavar="NAME=INT", help="instead of the kernel's default"
     )
+    parser.add_argument("--part", type=part, default="0/1", metavar="K/N", help="every N-th case from the K-th")
     parser.add_argument("--compile", action="store_true", help="compile only")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
@@ -316,7 +317,8 @@ def main() -> None:
     args = parser.parse_args()
     parameters = {name: int(value) for name, _, value in (text.partition("=") for text in args.parameter)}
     target = resolve_target("cuda")
-    chosen = [c for c in beside_tilelang(cases(target)) if args.only in f"{c.name} {c.kernel.name} {c.peer}"]
+    own = [*cases(target)][args.part]
+    chosen = [c for c in beside_tilelang(own) if args.only in f"{c.name} {c.kernel.name} {c.peer}"]
     theirs = [(c.kernel.name, c.problem) for c in chosen if c.peer == TILELANG]
     tilelang = PeerProcess(Path(__file__).with_name("tilelang_gpu.py"), args.tilelang) if args.tilelang else None
     if tilelang is None:

@@ -97,6 +97,14 @@ def elapsed(call: Callable[[], object], times: int) -> float:
     return start.elapsed_time(stop) / times
 
 
+def part(text: str) -> slice:
+    """Which cases ``K/N`` means: every N-th from the K-th, so that several GPUs share them."""
+    first, step = map(int, text.split("/"))
+    if not 0 <= first < step:
+        raise ValueError(text)
+    return slice(first, None, step)
+
+
 class Series:
     """The rows of a bench: each is printed when it is there, or all as JSON in the end; a case that fails is said."""
 
