@@ -240,6 +240,25 @@ def test_packed_weights_are_loaded_as_bytes(index):
     assert "stages of cp.async" in tile.explain(program, ampere)
 
 
+@pytest.mark.parametrize(
+    "rows, columns, splits", [(1, 28672, 2), (16, 28672, 2), (1, 6144, 4), (1, 33792, 1), (17, 28672, 1)]
+)
+def test_sums_are_split_where_multiprocessors_share_them_more_evenly(rows, columns, splits):
+    """448 tiles are 3.4 for each of 132, some of which have four, and 896 are 6.8 of seven; 528 are four for each."""
+    problem = {**KERNELS["w4a16_matmul"].cases[0], "m": rows, "n": columns, "k": 4096}
+    assert KERNELS["w4a16_matmul"].parameters(HOPPER, problem)["splits"][0] == splits
+
+
+@pytest.mark.parametrize(
+    "rows, columns, block",
+    [(128, 7168, (128, 64)), (128, 4096, (64, 64)), (64, 14336, (64, 64)), (4096, 7168, (128, 128))],
+)
+def test_blocks_of_few_scaled_rows_run_all_at_once(rows, columns, block):
+    problem = {"m": rows, "n": columns, "k": 2048, "dtype": "float8_e4m3fn"}
+    space = KERNELS["block_scaled_matmul"].parameters(HOPPER, problem)
+    assert (space["block_m"][0], space["block_n"][0]) == block
+
+
 @pytest.mark.parametrize("index", [0, 1, 2, 4, 5, 6])
 def test_tensor_cores_multiply_decoded_weights_in_eight_bits(index):
     """From registers; sums that go on have no copy beside them."""
