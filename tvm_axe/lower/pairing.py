@@ -28,7 +28,7 @@ from tvm_axe.schedule.tiles import Choice, choice_of, product_in
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels.gemm import MATMUL
-from tvm_axe.tile.kernels.kernel import Recipe
+from tvm_axe.tile.kernels.kernel import Problem, Recipe
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 
@@ -38,6 +38,7 @@ __all__ = [
     "Region",
     "SideStep",
     "Unfit",
+    "default_tiles",
     "launch",
     "product_of_step",
     "said",
@@ -265,14 +266,19 @@ def tiles_of(target: Target, found: Found, unit: bool, pieces: int = 1) -> dict[
     """
     product, (_, m, n, k) = found.product, found.product.shape
     problem = {"m": m, "n": n, "k": k, "dtype": str(product.a.dtype), "transpose_b": product.transpose_b}
-    knobs = MATMUL.parameters(target, problem)
     chosen = {} if found.choice is None else dict(found.choice.parameters)
-    tiles = {name: int(knobs[name][0]) for name in _TILES} | chosen
+    tiles = default_tiles(target, problem) | chosen
     if pieces > 1 and "block_n" not in chosen:
         tiles["block_n"] = min(tiles["block_n"], 128)
     if unit and "block_k" not in chosen:  # which divides the side of the unit matrix
         tiles["block_k"] = math.gcd(tiles["block_k"], tiles["block_n" if found.product.transpose_b else "block_m"])
     return tiles
+
+
+def default_tiles(target: Target, problem: Problem) -> dict[str, int]:
+    """The parameters that a product has by default on a target, of those that kernels of pairs take."""
+    knobs = MATMUL.parameters(target, problem)
+    return {name: int(knobs[name][0]) for name in _TILES if name in knobs}
 
 
 def said(tiles: Mapping[str, int]) -> str:
@@ -316,9 +322,7 @@ def launch(
     given = {tile.name: params[tensors[tile.name]] for tile in program.params}
     lowered = lowered_on(program, region.target, given, {"me": coordinate})
     asks = bool(program.scalars)
-    body = lowered.body[0] if len(lowered.body) == 1 else tirx.SeqStmt(lowered.body)
-    func = tirx.PrimFunc([*params.values(), *([coordinate] if asks else [])], body)
-    func = func.with_attrs({"tirx.noalias": True, **lowered.attrs})
+    func = lowered.function([*params.values(), *([coordinate] if asks else [])])
     used = {tile.name: tensors[tile.name] for tile in program.params}
     return Launch(func, buffers, asks, program, used, lowered.resident)
 

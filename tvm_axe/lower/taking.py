@@ -25,7 +25,7 @@ from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.told import RANK, first_of, part_of, table, with_coordinates, with_own_sizes
 from tvm_axe.lower.views import view_buffer
 
-__all__ = ["giving", "taking"]
+__all__ = ["giving", "storing", "taking"]
 
 _COMBINE: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "sum": lambda a, b: a + b,
@@ -103,14 +103,7 @@ def taking(
     terms: list[tirx.Expr] = [tirx.Cast(wide, load) if wide != dtype else load for load in loads]
     value = functools.reduce(_COMBINE[combiner], terms) if combiner else terms[0]
     store = tirx.BufferStore(written, tirx.Cast(dtype, value) if wide != dtype else value, iterators)
-    block = s_tir.SBlock(
-        [
-            tirx.IterVar(Range.from_min_extent(_int(0), _int(n)), var, tirx.IterVar.DataPar)
-            for var, n in zip(iterators, after)
-        ],
-        [element(read, load.indices) for load in loads], [element(written, iterators)], "taken", store,
-    )  # fmt: skip
-    func = _function(block, after, read, written)
+    func = storing("taken", store, loads, iterators, after, [read, written])
     return with_coordinates(with_own_sizes(func, unknown_extents(func))[0], 1, [rank])[0] if own else func
 
 
@@ -153,30 +146,39 @@ def giving(
     at: list[tirx.Expr] = list(iterators)
     places = functools.partial(_number, rank=rank, extent=_int(shape[dim]))
     at[dim] = analyzer.simplify(_in_runs(share, iterators[dim], False, places))
-    place = [peer, *at]
-    store = tirx.BufferStore(written, tirx.BufferLoad(read, iterators), place)
+    load = tirx.BufferLoad(read, iterators)
+    store = tirx.BufferStore(written, load, [peer, *at])
     # A row is stored to all devices while it is in the cache.
     order, extents = [*iterators[:-1], peer, iterators[-1]], [*local[:-1], devices, local[-1]]
-    block = s_tir.SBlock(
-        [
-            tirx.IterVar(Range.from_min_extent(_int(0), _int(n)), var, tirx.IterVar.DataPar)
-            for var, n in zip(order, extents)
-        ],
-        [element(read, iterators)], [element(written, place)], "given", store,
-    )  # fmt: skip
-    return _function(block, extents, read, written)
+    return storing("given", store, [load], order, extents, [read, written])
 
 
-def _function(
-    block: s_tir.SBlock, extents: Sequence[int | tirx.Expr], read: tirx.Buffer, written: tirx.Buffer
+def storing(
+    name: str,
+    store: tirx.BufferStore,
+    loads: Sequence[tirx.BufferLoad],
+    iterators: Sequence[tirx.Var],
+    extents: Sequence[int | tirx.Expr],
+    params: Sequence[tirx.Var],
 ) -> tirx.PrimFunc:
-    """The function of one block, with a loop for each of its iterators."""
+    """The function of one block, which stores an element for all values of its iterators, with a loop for each.
+
+    What it loads are elements too. What else stands in them is free in the function.
+    """
+    domains = [Range.from_min_extent(_int(0), _int(extent)) for extent in extents]
+    block = s_tir.SBlock(
+        [tirx.IterVar(domain, var, tirx.IterVar.DataPar) for domain, var in zip(domains, iterators)],
+        [element(load.source, load.indices) for load in loads],
+        [element(store.buffer, store.indices)],
+        name,
+        store,
+    )
     loops = [tirx.Var(f"i{at}", "int64") for at in range(len(extents))]
     body: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
     for loop, extent in reversed(list(zip(loops, extents))):
         body = tirx.For(loop, _int(0), _int(extent), tirx.ForKind.SERIAL, body)
     root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
-    return tirx.PrimFunc([read, written], root).with_attrs({"s_tir": True, "tirx.noalias": True})
+    return tirx.PrimFunc(list(params), root).with_attrs({"s_tir": True, "tirx.noalias": True})
 
 
 def _int(number: int | tirx.Expr) -> tirx.Expr:

@@ -287,6 +287,11 @@ class OnBuffers(NamedTuple):
     overlaps: bool
     resident: int | None
 
+    def function(self, params: Sequence[tirx.Var]) -> tirx.PrimFunc:
+        """The function of these parameters that is the program and nothing else."""
+        body = self.body[0] if len(self.body) == 1 else tirx.SeqStmt(self.body)
+        return tirx.PrimFunc(list(params), body).with_attrs({"tirx.noalias": True, **self.attrs})
+
 
 def lowered_on(
     program: TileProgram,

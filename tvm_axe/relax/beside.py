@@ -23,18 +23,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm import s_tir, tirx
-from tvm.ir import Range
+from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.analysis.annotations import KERNEL
-from tvm_axe.analysis.blocks import element, nested_blocks, statements
+from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.sizes import are_same
 from tvm_axe.collective import SLAB
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Link
 from tvm_axe.layout.collectives import Collective
-from tvm_axe.lower.pairing import DTYPES
+from tvm_axe.lower.pairing import DTYPES, default_tiles
+from tvm_axe.lower.taking import storing
 from tvm_axe.lower.tiles import lowered_on
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.relax.forms import WHOLE, Form
@@ -42,7 +42,6 @@ from tvm_axe.relax.graph import Value
 from tvm_axe.relax.steps import COPIES, JOIN, Mover, Spot, Step
 from tvm_axe.relax.transfers import Transfer
 from tvm_axe.schedule.product import Product, product_of
-from tvm_axe.tile.kernels.gemm import MATMUL
 from tvm_axe.tile.kernels.pairs import matmul_of_shares
 from tvm_axe.tile.kernels.tiling import time_of
 
@@ -53,8 +52,6 @@ BEGINS = 12e-6
 
 WORTH = 3e-6
 """Seconds that two kernels in place of one, a fork and a join are worth at least."""
-
-_KNOBS = ("block_m", "block_n", "block_k", "stages", "swizzle")
 
 
 def with_copies_beside(
@@ -235,14 +232,13 @@ def _of_shares(
 ) -> tirx.PrimFunc:  # fmt: skip
     """The function of A, B and C that `matmul_of_shares` is on a device; its coordinate is free in it."""
     problem = {"m": m // devices * count, "n": n, "k": k, "dtype": dtype, "transpose_b": transpose_b}
-    knobs = {name: int(values[0]) for name, values in MATMUL.parameters(target, problem).items() if name in _KNOBS}
+    tiles = default_tiles(target, problem)
     (program,) = matmul_of_shares(
-        devices, m, n, k, dtype, transpose_b, first=first, count=count, own=own, **knobs
+        devices, m, n, k, dtype, transpose_b, first=first, count=count, own=own, **tiles
     ).programs
     buffers = {name: tirx.decl_buffer(list(shape), dtype, name) for name, shape in zip("ABC", shapes, strict=True)}
     lowered = lowered_on(program, target, buffers, {"me": tirx.Cast("int32", rank)})
-    body = lowered.body[0] if len(lowered.body) == 1 else tirx.SeqStmt(lowered.body)
-    return tirx.PrimFunc([*buffers.values()], body).with_attrs({**lowered.attrs, "tirx.noalias": True})
+    return lowered.function([*buffers.values()])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -261,19 +257,7 @@ def _added(shape: tuple[int, ...], local: tuple[int, ...], dtype: str, devices: 
     loads += [tirx.BufferLoad(arrived, [(rank + _int(at)) % _int(devices), *iterators]) for at in range(1, devices)]
     terms: list[tirx.Expr] = [tirx.Cast("float32", load) for load in loads]
     store = tirx.BufferStore(result, tirx.Cast(dtype, functools.reduce(lambda a, b: a + b, terms)), iterators)
-    block = s_tir.SBlock(
-        [
-            tirx.IterVar(Range.from_min_extent(_int(0), _int(extent)), var, tirx.IterVar.DataPar)
-            for var, extent in zip(iterators, local)
-        ],
-        [element(load.source, load.indices) for load in loads], [element(result, iterators)], "added", store,
-    )  # fmt: skip
-    loops = [tirx.Var(f"i{dim}", "int64") for dim in range(len(local))]
-    body: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
-    for loop, extent in reversed(list(zip(loops, local))):
-        body = tirx.For(loop, _int(0), _int(extent), tirx.ForKind.SERIAL, body)
-    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
-    return tirx.PrimFunc([whole, arrived, result], root).with_attrs({"s_tir": True, "tirx.noalias": True})
+    return storing("added", store, loads, iterators, local, [whole, arrived, result])
 
 
 def _known(shape: Sequence[object]) -> tuple[int, ...]:
