@@ -216,6 +216,24 @@ def test_shared_layouts_are_upstreams():
             assert int(found["m"]) == place["m"] + rows * columns
 
 
+@pytest.mark.parametrize(
+    "dtype, block, transpose_b",
+    [
+        ("bfloat16", (128, 256, 64), True), ("bfloat16", (128, 192, 64), False), ("int8", (64, 96, 128), True),
+        ("float16", (64, 40, 16), True), ("float16", (64, 40, 32), False),
+    ],
+)  # fmt: skip
+def test_atoms_of_operands_lie_where_descriptors_say(dtype, block, transpose_b):
+    """A descriptor is that of an operand's first element, and what lies before another atom's first row is added."""
+    program = tile.read(programs.matmul(512, 480, 512, block=block, transpose_b=transpose_b, dtype=dtype))
+    for shared in (shared for shared in program.tiles if shared.scope == "shared" and shared.name in "ab"):
+        layout, (rows, columns) = tma.axe_layout(shared), tma.matrix(shared)
+        for row in range(0, rows, 8):
+            for column in range(0, columns, 16):
+                (place,) = layout.apply(row, column, shape=(rows, columns))
+                assert wgmma.elements_before(row, column, rows, tma.panel(shared)) == place["m"]
+
+
 def test_products_say_what_they_need():
     gemm = only(
         node for node in tile.read(programs.matmul(64, 64, 64, block=(64, 64, 64))).nodes() if isinstance(node, Gemm)

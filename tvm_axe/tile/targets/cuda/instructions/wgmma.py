@@ -25,6 +25,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.layout import Layout
+from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.machines.registry import described
 from tvm_axe.tile.nodes import Gemm
@@ -171,18 +172,41 @@ def _shared_operand(region: Any, transposed: bool) -> Callable[[int, int], list[
         buffer.layout, _tvm.swizzled_layout(str(buffer.dtype), swizzle, buffer.shape)
     ):
         raise ValueError(f"wgmma: operand {buffer.name} lies as {buffer.layout}, which is not swizzled for it")
+    bits, rows = dtype_bits(str(buffer.dtype)), int(buffer.shape[-2])
     width = 16 << swizzle  # bytes of a swizzled row; eight rows make an atom, a column of atoms a panel
-    stride, leading = 8 * width // 16, int(buffer.shape[-2]) * width // 16 if transposed else 1  # in 16 bytes
+    stride, leading = 8 * width // 16, rows * width // 16 if transposed else 1  # in 16 bytes
+    first = T.alloc_local([1], "uint64")
+    encode = T.cuda.wgmma.encode_matrix_descriptor
+    T.evaluate(encode(T.address_of(first[0]), buffer.ptr_to(start), leading, stride, swizzle))
 
     def operand(row: Any, k: Any) -> list[Any]:
         y, x = (k, row) if transposed else (row, k)
-        pointer = buffer.ptr_to([*start[:-2], start[-2] + y, start[-1] + x])
-        descriptor = T.alloc_local([1], "uint64")
-        encode = T.cuda.wgmma.encode_matrix_descriptor
-        T.evaluate(encode(T.address_of(descriptor[0]), pointer, leading, stride, swizzle))
-        return [descriptor[0]]
+        here, there = (
+            elements_before(start[-2] + down, start[-1] + along, rows, 8 * width // bits)
+            for down, along in ((0, 0), (y, x))
+        )
+        return [_behind(first[0], (there - here) * bits // 128)]
 
     return operand
+
+
+def elements_before(row: Any, column: Any, rows: int, panel: int) -> Any:
+    """How many elements lie in front of one of an atom's first row, whose place no swizzle changes.
+
+    Panels of so many columns lie one behind the other, each with all `rows`.
+    """
+    return column // panel * (rows * panel) + row * panel + column % panel
+
+
+def _behind(descriptor: Any, units: Any) -> Any:
+    """The descriptor of what lies so many times 16 bytes behind: addresses are its lowest 14 bits, and don't carry."""
+    code = """
+__device__ __forceinline__ unsigned long long axe_descriptor_behind(unsigned long long descriptor, int units) {
+  unsigned int lower = (unsigned int)descriptor + units;
+  return (descriptor & 0xFFFFFFFF00000000ull) | lower;
+}
+"""
+    return _tvm.device_call("axe_descriptor_behind", descriptor, units, code=code, gives="uint64")
 
 
 def _register_operand(region: Any, rows: int, depth: int) -> Callable[[int, int], list[Any]]:
