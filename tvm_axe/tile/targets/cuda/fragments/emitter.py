@@ -107,14 +107,21 @@ def swizzled(layout: ComposeLayout, address: Any, length: int = 1) -> Any:
 
     Upstream knows of no number that an exclusive or divides by, and loads one element at a time, by a vector of indices
     that it has no code for, where it can't show that all are one aligned piece. So `length` is a factor of it. Of
-    single elements pieces are exchanged and places in them added, so that a thread's next ones are at constant offsets.
+    single elements pieces are exchanged and places in them added, and bits that stay are added to those that change, so
+    that a thread's next ones are at constant offsets.
     """
     fine, atom, count = 2**layout.per_element, 2**layout.atom_len, 2**layout.swizzle_len
     row = address // fine
     low, high = (row // atom % count, 1) if layout.swizzle_inner else (row % count, atom)
     if length == 1 or fine % length:
-        return T.bitwise_xor(row, low * high) * fine + address % fine
-    return T.bitwise_xor(address // length, low * high * (fine // length)) * length
+        return _exchanged(row, low * high, count * high) * fine + address % fine
+    factor = fine // length
+    return _exchanged(address // length, low * high * factor, count * high * factor) * length
+
+
+def _exchanged(number: Any, bits: Any, end: int) -> Any:
+    """A number with some bits exchanged, all of them below a power of two."""
+    return number // end * end + T.bitwise_xor(number % end, bits)
 
 
 def tensors(program: TileProgram) -> dict[Tile, Memory]:
