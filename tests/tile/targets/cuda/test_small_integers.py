@@ -113,6 +113,62 @@ def test_the_bits_of_a_pair(least, less):
     np.testing.assert_array_equal(of_pair(word, evaluated), lower + (upper << 16))
 
 
+@pytest.mark.parametrize("wraps", [False, True])
+@pytest.mark.parametrize(
+    "mask, first, last, both",
+    [
+        (15, 0, 12, True),
+        (7, 0, 12, True),
+        (15, 0, 16, False),
+        (15, -4, 8, False),
+        (255, 0, 8, True),
+        (255, 0, 12, False),
+    ],
+)
+def test_the_bits_of_a_pair_in_a_word(mask, first, last, both, wraps):
+    """Those 16 apart, at any place that is known to leave them in the word; its sign is one of the bits."""
+    word, place = tirx.Var("word", "int32"), tirx.Var("place", "int32")
+    analyzer = sym.Analyzer()
+    analyzer.bind(place, ir.Range(first // 4, last // 4 + 1))
+    shifts = [place * 4 + apart for apart in (0, 16)]
+    numbers = [(word >> (shift & 31 if wraps else shift) & mask) + 0x4300 for shift in shifts]
+    found = small_integers._word(*map(small_integers._codes, numbers), analyzer)
+    assert (found is not None) == both
+    if found is not None:
+        words = np.random.default_rng(0).integers(-(2**31), 2**31, (1000, 1))
+        evaluated = Evaluator({word: words, place: np.arange(last // 4 + 1)[None]})
+        lower, upper = (evaluated(number) for number in numbers)
+        np.testing.assert_array_equal(of_pair(found, evaluated), lower + (upper << 16))
+
+
+def words(value):
+    """The lowered program that decodes a left operand of eight codes a word, in the order in which threads hold it."""
+
+    @T.prim_func
+    def func(A: T.Buffer((64, 16), "uint32"), B: T.Buffer((64, 128), "bfloat16"), C: T.Buffer((64, 64), "float32")):
+        with tile.kernel(1):
+            raw = tile.shared((64, 16), "uint32")
+            a, b = tile.fragment((64, 128), "bfloat16"), tile.shared((64, 128), "bfloat16")
+            c = tile.fragment((64, 64), "float32")
+            tile.copy(A[0, 0], raw)
+            tile.copy(B[0, 0], b)
+            tile.fill(c, 0)
+            with tile.parallel(64, 128) as (i, j):
+                word = T.meta_var(T.reinterpret("int32", raw[i, j // 32 * 4 + j % 8 // 2]))
+                a[i, j] = T.cast(value(word, j), "bfloat16")
+            tile.gemm(a, b, c, transpose_b=True)
+            tile.copy(c, C[0, 0])
+
+    return tile.lower(func, Target({"kind": "cuda", "arch": "sm_90a"})).script()
+
+
+def test_codes_of_a_word_are_made_in_pairs():
+    """A code and the fourth behind it, whose bits are 16 apart; of neighbours each is made by itself."""
+    apart = words(lambda word, j: (word >> (j % 32 // 16 * 8 + j % 16 // 8 * 4 + j % 2 * 16) & 15) - 8)
+    neighbours = words(lambda word, j: (word >> (j % 32 // 16 * 16 + j % 16 // 8 * 8 + j % 2 * 4) & 15) - 8)
+    assert "axe_upper_half" in apart and "axe_upper_half" not in neighbours
+
+
 def of_pair(word, evaluated):
     """What a pair is: of a device function the bits of a mask, and others."""
     if not isinstance(word, ir.Call):

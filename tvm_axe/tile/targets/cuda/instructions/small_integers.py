@@ -35,6 +35,7 @@ from typing import NamedTuple
 import numpy as np
 import tvm_ffi
 from tvm import sym, tirx
+from tvm.ir import Range
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import alike, substitute
@@ -73,6 +74,12 @@ __device__ __forceinline__ int {name}(int value) {{
 def decoded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with casts of integers whose values are known to be few made by addition."""
     analyzer = sym.Analyzer()
+
+    def on_loop(loop: tirx.For) -> None:
+        if isinstance(loop.min, tirx.IntImm) and isinstance(loop.extent, tirx.IntImm):
+            analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
 
     def on_cast(cast: tirx.Cast) -> tirx.Expr:
         source, target = str(cast.value.ty), str(cast.ty)
@@ -161,7 +168,8 @@ def _quad(dtype: str, numbers: list[tirx.Expr], analyzer: sym.Analyzer) -> tirx.
 def _quad_of_integers(codes: list[_Codes | None], analyzer: sym.Analyzer) -> tirx.Expr | None:
     """Four codes of two bytes, and what is the same for all, in a byte each; None if they aren't such."""
     known = [code for code in codes if code is not None]
-    if [(code.shift, code.mask) for code in known] != 2 * [(0, _NIBBLE), (4, _NIBBLE)]:
+    places = [(code.shift, code.mask) for code in known if isinstance(code.shift, int)]
+    if places != 2 * [(0, _NIBBLE), (4, _NIBBLE)]:
         return None
     rest, sources = [code.rest for code in known], [code.source for code in known]
     if any(not alike([sources[n], rest[0]], [sources[n + 1], rest[n + 1]]) for n in (0, 2)):
@@ -215,7 +223,7 @@ class _Codes(NamedTuple):
     """An integer as the sum of `source >> shift & mask`, whose mask is of lowest bits, and of other terms."""
 
     source: tirx.Expr
-    shift: int
+    shift: tirx.Expr | int
     mask: int
     rest: tirx.Expr
 
@@ -241,35 +249,54 @@ def _terms(number: tirx.Expr, sign: int) -> Iterator[tuple[int, tirx.Expr]]:
         yield sign, number
 
 
-def _bits(term: tirx.Expr) -> tuple[tirx.Expr, int, int] | None:
+def _bits(term: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr | int, int] | None:
     """What a term takes bits of, from which on, and the mask of as many lowest bits."""
     if not isinstance(term, tirx.BitwiseAnd) or not isinstance(term.b, tirx.IntImm):
         return None
     source, shift, mask = term.a, 0, int(term.b)
     if isinstance(source, tirx.RShift):
         known = evaluate(source.b, {})
-        if known is None:
-            return None
-        source, shift = source.a, int(known)
+        source, shift = source.a, source.b if known is None else int(known)
     return (source, shift, mask) if mask > 0 and mask & (mask + 1) == 0 else None
 
 
 def _word(first: _Codes | None, second: _Codes | None, analyzer: sym.Analyzer) -> tirx.Expr | None:
     """Both numbers in an int32, the second in its upper half; None if they aren't bits of one integer and equal else.
 
-    The integer is moved so that the second's bits are in the upper half, and both are masked at once.
+    Of a word both are where they are to be, but for a shift. Another integer is moved, so that the second's bits are in
+    the upper half. Both are masked at once.
     """
     if first is None or second is None or first.mask != second.mask:
         return None
     if not alike([first.source, first.rest], [second.source, second.rest]):
         return None
-    moved = _HALF - second.shift
-    # Neither copy of the integer may have a bit where the other one is masked.
-    apart = _fits(analyzer.const_int_bound(first.source), 1 << moved) and first.mask < 1 << moved
-    if first.shift or not 0 < second.shift < _HALF or not apart:
+    mask, width = first.mask | first.mask << _HALF, first.mask.bit_length()
+    places = _whole(first.shift), _whole(second.shift)
+    if _are_halves_apart(*places, width, analyzer):
+        copies = first.source >> places[0]
+    elif isinstance(first.shift, int) and isinstance(second.shift, int):
+        moved = _HALF - second.shift
+        # Neither copy of the integer may have a bit where the other one is masked.
+        apart = _fits(analyzer.const_int_bound(first.source), 1 << moved) and first.mask < 1 << moved
+        if first.shift or not 0 < second.shift < _HALF or not apart:
+            return None
+        copies = first.source * (1 << moved | 1)
+    else:
         return None
-    mask = first.mask | first.mask << _HALF
-    copies, rest = first.source * (1 << moved | 1), analyzer.simplify(first.rest * (1 << _HALF | 1))
+    rest = analyzer.simplify(first.rest * (1 << _HALF | 1))
     if isinstance(rest, tirx.IntImm) and int(rest) & mask == 0:
         return _masked(copies, mask, int(rest))
     return tirx.bitwise_and(copies, mask) + rest
+
+
+def _whole(shift: tirx.Expr | int) -> tirx.Expr:
+    """A shift, without the bits of a word's places being taken from it: what it is where it is one of these."""
+    if isinstance(shift, tirx.BitwiseAnd) and evaluate(shift.b, {}) == 2 * _HALF - 1:
+        shift = shift.a
+    return tirx.const(shift, "int32") if isinstance(shift, int) else shift
+
+
+def _are_halves_apart(first: tirx.Expr, second: tirx.Expr, width: int, analyzer: sym.Analyzer) -> bool:
+    """Whether as many bits from the first place on, and 16 behind it, are two halves' of a word."""
+    fits = _fits(analyzer.const_int_bound(first), _HALF + 1 - width)
+    return fits and bool(analyzer.can_prove_equal(second - first, _HALF))
