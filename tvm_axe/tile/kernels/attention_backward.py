@@ -46,6 +46,9 @@ from tvm_axe.tile.program import TileProgram
 _AT_ONCE = {64: 128, 128: 64}
 """By columns of a head, how many queries at a time TMA adds the gradients of in one pass, beside 128 keys."""
 
+_WIDE = 128
+"""The most columns of a head whose gradients of 64 keys a warpgroup's registers hold."""
+
 ROWS = 64
 """Rows of which a block sums the products of the output and its gradient."""
 
@@ -111,7 +114,11 @@ def attention_backward(
     # In one pass the gradients of a step's queries are a product of the rows of all warpgroups, or else of its columns.
     at_once = passes == 1
     turned = at_once and key_step % key_rows != 0
-    held = tile.shared if at_once else tile.fragment  # registers don't hold what more than one product takes, too
+    # Registers don't hold what more than one product takes, too. Sums of wide heads are of columns, whose warpgroups
+    # read all of what they multiply.
+    wide = dim > _WIDE
+    weights = tile.shared if wide else tile.fragment
+    held = tile.shared if wide or at_once else tile.fragment
     persistent = False if at_once else None  # which would take registers as well
     early = at_once and window is None  # beside what threads compute, where registers are left for it
     if at_once and deterministic:
@@ -149,7 +156,7 @@ def attention_backward(
                 leaving = tile.shared((key_step, dim), "float32")
             s = tile.fragment((key_rows, key_step), "float32")
             ds = tile.fragment((key_rows, key_step), "float32")
-            p = tile.fragment((key_rows, key_step), dtype)
+            p = weights((key_rows, key_step), dtype)
             dp = held((key_rows, key_step), dtype)
             dk = tile.fragment((key_rows, dim), "float32")
             dv = tile.fragment((key_rows, dim), "float32")
@@ -395,20 +402,28 @@ def knobs(target: Target, problem: Problem) -> dict[str, tuple[int, ...]]:
 
 
 def knobs_of_passes(target: Target, problem: Problem) -> dict[str, tuple[int, ...]]:
-    """Of two passes: 128 rows, two warpgroups of 64, beside 64 at a time: both gradients of keys are in registers."""
+    """Of two passes: 128 rows, two warpgroups of 64, beside 64 at a time: both gradients of keys are in registers.
+
+    Of wide heads they are in those of two warpgroups for 64 keys.
+    """
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
         return {"key_rows": choose(64), "key_step": choose(64), "query_rows": choose(64), "query_step": choose(64)}
     if problem["dtype"] == "float32":
         return {"key_rows": choose(32), "key_step": choose(32), "query_rows": choose(32), "query_step": choose(32)}
-    wide, wgmma = problem["dim"] <= 64, machine.tensor_cores == "wgmma"
-    fewer = wide and not wgmma and problem.get("window") is not None  # with 64, its mask spills registers
+    wgmma, stages = machine.tensor_cores == "wgmma", {"stages": choose(0, 2, 3)}
+    if problem["dim"] > _WIDE:
+        step = choose(64 if wgmma else 32, 64, 32)
+        rows = choose(128 if wgmma else 64, 64)
+        return {"key_rows": choose(64), "key_step": step, "query_rows": rows, "query_step": step, **stages}
+    narrow = problem["dim"] <= 64
+    fewer = narrow and not wgmma and problem.get("window") is not None  # with 64, its mask spills registers
     return {
         "key_rows": choose(128, 64),
-        "key_step": choose(64 if wgmma or not wide else 32, 64, 32, 128),
+        "key_step": choose(64 if wgmma or not narrow else 32, 64, 32, 128),
         "query_rows": choose(128, 64),
-        "query_step": choose(128 if wide and wgmma else 32 if fewer else 64, 64, 32),
-        "stages": choose(0, 2, 3),
+        "query_step": choose(128 if narrow and wgmma else 32 if fewer else 64, 64, 32),
+        **stages,
     }
 
 
@@ -514,5 +529,8 @@ ATTENTION_BACKWARD = Kernel(
         {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 200, "keys": 300, "dim": 64, "dtype": "bfloat16"},
         {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 140, "keys": 200, "dim": 128, "dtype": "float16",
          "causal": True, "window": 62, "sinks": True},
+        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 140, "keys": 200, "dim": 256, "dtype": "bfloat16",
+         "causal": True},
+        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 130, "keys": 140, "dim": 96, "dtype": "float16"},
     ),
 )  # fmt: skip

@@ -117,7 +117,7 @@ def test_accumulators_of_specialized_kernels_fit_together(rows, fits, too_wide):
         assert f"registers: {columns} for fragments" in made.explain()
     for columns in too_wide:
         with pytest.raises(TileError, match=rf"take {columns} registers .* c {columns // 2}, e {columns // 2}; valid"):
-            tile.plan(two(rows, columns), HOPPER)
+            tile.plan(two(rows, columns, threads=2 * rows), HOPPER)
 
 
 @pytest.mark.parametrize(("rows", "threads", "fits", "too_wide"), [(64, 128, 208, 256), (128, 512, 192, 256)])
@@ -139,7 +139,14 @@ def test_a_refusal_names_fragments_with_registers_and_remedies():
         r"c 128, e 128; valid are smaller tiles, rows for more warpgroups, of 64 each and up to 3, or one fragment for "
         r"what is never needed at once",
     ):
-        tile.plan(two(64, 256), HOPPER)
+        tile.plan(two(64, 256, threads=128), HOPPER)
+
+
+def test_where_columns_are_shared_more_fits():
+    """Two warpgroups have the registers of two, where nobody says how many there are."""
+    made = tile.plan(two(64, 256), HOPPER)
+    assert isinstance(made, SpecializedPlan) and made.across == 2
+    assert "registers: 128 for fragments" in made.explain()
 
 
 def test_sums_of_threads_around_a_loop_count():
@@ -174,7 +181,7 @@ def test_what_is_refused_spills_and_what_is_not_does_not(tmp_path, monkeypatch):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc on PATH")
     fine = [two(64, 224), two(128, 192)]
-    refused = [two(64, 256), two(192, 144)]
+    refused = [two(64, 256, threads=128), two(192, 144)]
     for func in refused:
         with pytest.raises(TileError, match="at once"):
             tile.plan(func, HOPPER)

@@ -13,6 +13,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
+from tvm_axe.tile.kernels import KERNELS
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.targets.cuda import raster
 from tvm_axe.tile.targets.cuda.grid import Grid
@@ -188,10 +189,26 @@ def test_warpgroups_share_columns_of_which_one_has_no_room():
         5, column, shape=(64, 512))}  # fmt: skip
     assert held == {(0, 0), (1, 1)}
     assert "which share columns" in plan.explain()
+    heads = {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 128, "keys": 128, "dim": 256, "dtype": "bfloat16"}
+    together = tile.plan(KERNELS["attention_backward"].recipe(HOPPER, heads).programs[1], HOPPER)
+    assert isinstance(together, SpecializedPlan) and together.across == 2  # each product alone has room
     both = tile.plan(programs.matmul(512, 512, 512, block=(64, 128, 64), threads=256), HOPPER)
     assert isinstance(both, SpecializedPlan) and both.across == 2
     for narrow in ({"block": (64, 256, 64)}, {"block": (128, 256, 64)}, {"block": (64, 128, 64), "threads": 128}):
         assert tile.plan(programs.matmul(512, 512, 512, **narrow), HOPPER).across == 1
+
+
+@pytest.mark.parametrize("rows, fits", [(192, True), (200, False)])
+def test_operands_of_an_instruction_fit_an_equal_share_of_the_registers(rows, fits):
+    """Of 128 an accumulator of 200 columns leaves 28, of which the assembler wants 26, and 30 with a left operand."""
+    problem = {"m": rows, "n": 512, "k": 1024, "group": 128, "dtype": "bfloat16"}
+    kernel = KERNELS["w4a16_matmul"]
+    (program, *_) = kernel.recipe(HOPPER, problem, block_m=rows, block_n=64, blocks=2).programs
+    if fits:
+        tile.plan(program, HOPPER)
+        return
+    with pytest.raises(TileError, match=r"200 columns take more registers an instruction .* take up to 196"):
+        tile.plan(program, HOPPER)
 
 
 @pytest.mark.parametrize("where", programs.HELD)

@@ -171,6 +171,37 @@ def test_annotated_layouts_are_kept():
     assert "its annotation" in said(func)
 
 
+@pytest.mark.parametrize("columns, threads", [(64, 128), (192, 256)])
+def test_sums_that_registers_do_not_hold_are_shared_by_more_threads(columns, threads):
+    @T.prim_func
+    def func(
+        A: T.Buffer((64, 256), "float16"),
+        B: T.Buffer((columns, 256), "float16"),
+        C: T.Buffer((3, 64, columns), "float32"),
+    ):
+        with tile.kernel(1):
+            a = tile.shared((64, 64), "float16")
+            b = tile.shared((columns, 64), "float16")
+            c = tile.fragment((64, columns), "float32")
+            d = tile.fragment((64, columns), "float32")
+            e = tile.fragment((64, columns), "float32")
+            tile.fill(c, 0)
+            tile.fill(d, 1)
+            tile.fill(e, 2)
+            for l in tile.pipelined(4):
+                tile.copy(A[0, l * 64], a)
+                tile.copy(B[0, l * 64], b)
+                tile.gemm(a, b, c, transpose_b=True)
+                tile.gemm(a, b, d, transpose_b=True)
+                tile.gemm(a, b, e, transpose_b=True)
+            tile.copy(c, C[0, 0, 0])
+            tile.copy(d, C[1, 0, 0])
+            tile.copy(e, C[2, 0, 0])
+
+    assert plan(func).threads == threads
+    assert ("the registers of 128 don't hold the fragments" in said(func)) == (threads == 256)
+
+
 def wrong_layout():
     @T.prim_func
     def func(X: T.Buffer((64, 64), "float16"), Y: T.Buffer((64, 64), "float16")):

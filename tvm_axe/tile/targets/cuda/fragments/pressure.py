@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm_ffi
 
@@ -42,6 +42,13 @@ from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER
 
 _NONE: frozenset[Tile] = frozenset()
+
+Way = TypeVar("Way")
+Plan = TypeVar("Plan")
+
+
+class RegisterError(TileError):
+    """Fragments take more registers than a thread has."""
 
 
 @dataclass(frozen=True)
@@ -204,15 +211,35 @@ def check(peak: Peak, most: int, threads: int, remedy: str) -> None:
 
     Raises
     ------
-    TileError
+    RegisterError
         They do; it names them with the registers of each, and what to do about it.
     """
     if peak.registers > most:
-        raise TileError(
+        raise RegisterError(
             f"fragments take {peak.registers} registers of each of {threads} threads at once, by `{peak.at}`, and "
             f"there are {most} for them: {peak}; valid are smaller tiles, {remedy}, or one fragment for what is never "
             "needed at once"
         )
+
+
+def first_with_room(ways: Iterable[Way], decide: Callable[[Way], Plan]) -> Plan:
+    """What is decided of the first of some ways, in order, to share tiles among threads whose registers hold them.
+
+    Raises
+    ------
+    TileError
+        The first way is refused, and not for registers; or all of them are, of which it is what the first one lacks.
+    """
+    refusal: TileError | None = None
+    for way in ways:
+        try:
+            return decide(way)
+        except TileError as error:
+            refusal = refusal or error
+            if not isinstance(refusal, RegisterError):
+                break
+    assert refusal is not None
+    raise refusal
 
 
 # ---- Of nodes --------------------------------------------------------------------------------------------------------

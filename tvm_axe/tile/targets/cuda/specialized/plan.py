@@ -51,6 +51,7 @@ _SCHEDULES = (
 
 _OTHER_REGISTERS = 24  # that addresses, loops and barriers take at least
 _INSTRUCTION_REGISTERS = 26  # that ptxas wants beside the accumulator of one instruction
+_LEFT_REGISTERS = 4  # of its left operand, if that isn't in shared memory
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -135,8 +136,12 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         tiles don't divide into; roles that may wait for each other for ever (`progress.find_stall`); fragments that
         take more registers at once than a thread has.
     """
+    return pressure.first_with_room(_warpgroups(program), lambda way: _decide(program, target, *way))
+
+
+def _decide(program: TileProgram, target: Target, warpgroups: int, across: int) -> SpecializedPlan:
+    """The plan with so many warpgroups that consume, some of which share columns."""
     decisions, gpu = Decisions(program), gpu_of(target)
-    warpgroups, across = _warpgroups(program)
     residency = decide_residency(program, gpu, _block_threads(warpgroups), decisions)
     registers = role_registers(warpgroups, residency.blocks)
     decisions.add(
@@ -192,7 +197,7 @@ def _schedule(
 
     Warpgroups take turns only if each has rows of its own, and so gets on by itself.
     """
-    failures: list[str] = []
+    failures: list[TileError] = []
     blocks = blocks_per_processor(program)
     stalled, given = False, memory.staging if staging.has_storing_warp(program) else ()
     for takes_turns, defers, carries, less in _SCHEDULES:
@@ -205,15 +210,17 @@ def _schedule(
             stalled = True
             names = ", ".join(stall.names) or "the tiles of a loop"
             failures.append(
-                f"circular buffers of {names}: the kernel would wait for ever: {stall}; valid is to load tiles in the "
-                "order in which they are read, more stages, or roles='uniform'"
+                TileError(
+                    f"circular buffers of {names}: the kernel would wait for ever: {stall}; valid is to load tiles in "
+                    "the order in which they are read, more stages, or roles='uniform'"
+                )
             )
             continue
         most = _registers(warpgroups, blocks)
         try:
             peak = _check_pressure(made, fragments, warpgroups, blocks)
-        except TileError as error:
-            failures.append(str(error))
+        except pressure.RegisterError as error:
+            failures.append(error)
             continue
         if failures:
             decisions.add("schedule", less, f"with it, {failures[0]}")
@@ -227,7 +234,7 @@ def _schedule(
                 made, peak = settled, fewer
         decisions.add("registers", f"{peak.registers} for fragments", f"of {most} of a thread, where most are needed")
         return made
-    raise TileError(failures[-1])
+    raise failures[-1]
 
 
 def _check_pressure(
@@ -250,17 +257,18 @@ def _check_pressure(
     return peak
 
 
-def _warpgroups(program: TileProgram) -> tuple[int, int]:
-    """How many warpgroups consume, and how many of them share columns: those whose rows one alone has no room for."""
+def _warpgroups(program: TileProgram) -> list[tuple[int, int]]:
+    """How many warpgroups may consume, and how many of them share columns, the fastest first.
+
+    They share columns where one alone has no room for what belongs to its rows.
+    """
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
     fits = [(n, 1) for n in REGISTERS if all(gemm.shape[0] % (n * wgmma.ROWS) == 0 for gemm in gemms)]
     can = len(fits) == 1 and all(wgmma.shares_columns(gemm, _ACROSS) for gemm in gemms)
     shared = [(_ACROSS, _ACROSS)] if can else []
     threads: Any = program.options.get("threads")
     if threads is None:
-        most = operand_registers(max(fits)[0])
-        narrow = all(_operand_needs(gemm, max(fits)[0]) <= most for gemm in gemms)
-        return max(fits) if narrow or not shared else shared[0]
+        return [max(fits), *shared]
     found = [each for each in fits + shared if each[0] * wgmma.WARPGROUP == threads]
     if not found:
         rows = ", ".join(str(gemm.shape[0]) for gemm in gemms)
@@ -268,12 +276,12 @@ def _warpgroups(program: TileProgram) -> tuple[int, int]:
         raise TileError(
             f"kernel: threads={threads} can't share products of {rows} rows, 64 a warpgroup; valid: {valid}"
         )
-    return found[0]
+    return found
 
 
 def _why_shared(program: TileProgram) -> str:
     asked = program.options.get("threads")
-    return f"threads={asked}" if asked is not None else "the registers of one don't hold the sums of 64 rows"
+    return f"threads={asked}" if asked is not None else "the registers of one don't hold what belongs to 64 rows"
 
 
 def _operand_needs(gemm: Gemm, warpgroups: int) -> int:
@@ -328,32 +336,34 @@ def _registers(warpgroups: int, blocks: int) -> int:
     return MOST_REGISTERS if registers is None else registers[1]
 
 
-def widest_product(warpgroups: int, blocks: int = 1) -> int:
+def widest_product(warpgroups: int, blocks: int = 1, held: bool = False) -> int:
     """The most columns that a product may have, of 64 rows of which an instruction has the sums in registers.
 
     The assembler knows how many threads there are, not what setmaxnreg will give each, and wants the operands of one
-    instruction to fit an equal share of the registers.
+    instruction to fit an equal share of the registers: its left one, too, where it is `held` in registers.
     """
-    share = Gpu.registers // (blocks * _block_threads(warpgroups)) - _INSTRUCTION_REGISTERS
+    others = _INSTRUCTION_REGISTERS + _LEFT_REGISTERS * held
+    share = Gpu.registers // (blocks * _block_threads(warpgroups)) - others
     return share * wgmma.WARPGROUP // wgmma.ROWS
 
 
 def _check_registers(program: TileProgram, warpgroups: int, across: int) -> None:
     """Refuse products whose operands and accumulator don't fit a thread's registers."""
     blocks = blocks_per_processor(program)
-    most, widest = operand_registers(warpgroups, blocks), widest_product(warpgroups, blocks)
+    most = operand_registers(warpgroups, blocks)
     threads, fewer = warpgroups * wgmma.WARPGROUP, ", or fewer blocks_per_sm" * (blocks > 1)
     for gemm in program.nodes():
         if isinstance(gemm, Gemm):
             needed = _operand_needs(gemm, warpgroups)
             if needed > most:
                 names = " and ".join(str(tile) for tile in (gemm.c.tile, gemm.a.tile) if tile.scope == "fragment")
-                raise TileError(
+                raise pressure.RegisterError(
                     f"{gemm}: {names} take {needed} registers of each of {threads} threads, which have {most} for it; "
                     f"take smaller tiles, or more rows for up to {max(REGISTERS)} warpgroups{fewer}"
                 )
+            widest = widest_product(warpgroups, blocks, gemm.a.tile.scope == "fragment")
             if min(gemm.shape[1] // across, wgmma.COLUMNS) > widest:
-                raise TileError(
+                raise pressure.RegisterError(
                     f"{gemm}: {gemm.shape[1]} columns take more registers an instruction than there are for each of "
                     f"{threads} threads and a producer; take up to {across * widest}, or rows for fewer "
                     f"warpgroups{fewer}"

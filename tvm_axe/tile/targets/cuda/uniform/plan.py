@@ -80,6 +80,12 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
         Threads that are no warps; a type that the target doesn't compute with; a gemm that no instruction does; more
         shared memory than a block may have; more registers than a thread may have.
     """
+    ways = _threads(program, gpu_of(target).block_threads)
+    return pressure.first_with_room(ways, lambda way: _decide(program, target, reason, *way))
+
+
+def _decide(program: TileProgram, target: Target, reason: str, threads: int, why: str) -> UniformPlan:
+    """The plan with so many threads."""
     decisions, gpu = Decisions(program), gpu_of(target)
     decisions.add("roles", "uniform: every warp loads and computes", reason)
     _check_types(program, target)
@@ -87,7 +93,7 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
         decisions.add("cluster", "none", "only a specialized kernel loads for several blocks at once")
     if "epilogue_tile" in program.options:
         decisions.add("epilogue_tile", "no pieces", "only a specialized kernel has a storing warp")
-    threads = _threads(program, gpu.block_threads, decisions)
+    decisions.add("kernel", f"{threads} threads", why)
     products, fragments = _products(program, gpu, threads, decisions)
     residency = decide_residency(program, gpu, threads, decisions)
     _check_pressure(program, fragments, threads, residency, decisions)
@@ -125,24 +131,23 @@ def _check_types(program: TileProgram, target: Target) -> None:
             )
 
 
-def _threads(program: TileProgram, most_threads: int, decisions: Decisions) -> int:
+def _threads(program: TileProgram, most_threads: int) -> list[tuple[int, str]]:
+    """How many threads a block may have, and why: the fastest number first, then what has more registers."""
     given = program.options.get("threads")
     if given is not None:
         assert isinstance(given, int)
         if given % _LANES or not 0 < given <= most_threads:
             raise TileError(f"kernel: threads={given}; valid are multiples of {_LANES} up to {most_threads}")
-        decisions.add("kernel", f"{given} threads", "as annotated")
-        return given
+        return [(given, "as annotated")]
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
     if gemms:
         most = max(math.prod(gemm.shape[:2]) for gemm in gemms)
-        threads = 256 if most >= _LARGE else 128
-        decisions.add("kernel", f"{threads} threads", f"products of up to {most} elements a block")
-        return threads
+        size = f"products of up to {most} elements a block"
+        more = (256, f"{size}; the registers of 128 don't hold the fragments")
+        return [(256, size)] if most >= _LARGE else [(128, size), more]
     most = max((math.prod(tile.shape) for tile in program.tiles), default=1)
     threads = 128 if most < _ROWS else 256  # 512 read memory at half the rate (rows of 8192 on an H200)
-    decisions.add("kernel", f"{threads} threads", f"tiles of up to {most} elements a block")
-    return threads
+    return [(threads, f"tiles of up to {most} elements a block")]
 
 
 def _products(
@@ -194,7 +199,7 @@ def _check_fragment(tile: Tile, held: LayoutChoice, threads: int) -> None:
     except TileError as error:
         raise TileError(f"{tile}: {error} (its layout is from {held.origin})") from error
     if count > MOST_REGISTERS:
-        raise TileError(
+        raise pressure.RegisterError(
             f"{tile}: takes {count} registers of each of {threads} threads, which have {MOST_REGISTERS}; its layout is "
             f"{held.layout}, from {held.origin}; valid are smaller tiles"
         )
