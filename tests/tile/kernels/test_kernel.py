@@ -249,6 +249,26 @@ def test_sums_are_split_where_multiprocessors_share_them_more_evenly(rows, colum
     assert KERNELS["w4a16_matmul"].parameters(HOPPER, problem)["splits"][0] == splits
 
 
+@pytest.mark.parametrize("rows, columns, splits", [(128, 6144, 2), (128, 4096, 4), (200, 6144, 2), (128, 28672, 1)])
+def test_sums_of_many_rows_are_split_as_often_as_run_at_once(rows, columns, splits):
+    """Adding another part takes longer than more even numbers of tiles save."""
+    problem = {**KERNELS["w4a16_matmul"].cases[0], "m": rows, "n": columns, "k": 4096}
+    assert KERNELS["w4a16_matmul"].parameters(HOPPER, problem)["splits"][0] == splits
+
+
+@pytest.mark.parametrize(
+    "queries, dim, causal, block",
+    [
+        (4096, 64, False, (192, 128)), (4096, 64, True, (192, 96)), (1023, 64, False, (128, 128)),
+        (4096, 128, True, (128, 128)), (tirx.Var("n", "int32"), 64, False, (128, 128)), (4096, 256, True, (128, 64)),
+    ],
+)  # fmt: skip
+def test_three_warpgroups_share_many_queries_of_narrow_heads(queries, dim, causal, block):
+    problem = {**KERNELS["attention"].cases[1], "queries": queries, "dim": dim, "causal": causal}
+    space = KERNELS["attention"].parameters(HOPPER, problem)
+    assert (space["block_m"][0], space["block_n"][0]) == block
+
+
 @pytest.mark.parametrize(
     "rows, columns, block",
     [(128, 7168, (128, 64)), (128, 4096, (64, 64)), (64, 14336, (64, 64)), (4096, 7168, (128, 128))],
@@ -325,6 +345,21 @@ def test_gradients_of_attention_in_one_pass(dim, causal):
         kernel.recipe(HOPPER, {**problem, "deterministic": True}, passes=1)
     with pytest.raises(TileError, match=r"key_rows=128; valid in one pass is .* key_step=64 or dim=32"):
         kernel.recipe(Target("llvm"), {**problem, "dim": 32}, passes=1, key_rows=128, key_step=64)
+
+
+@pytest.mark.parametrize("more", [{}, {"causal": True, "window": 62, "sinks": True}])
+@pytest.mark.parametrize("dim", [16, 48, 80, 96, 112, 160, 192, 256])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_gradients_of_heads_of_any_width_have_tiles_that_fit(arch, dim, more):
+    """What is multiplied has two slots, beside gradients of keys that registers hold."""
+    kernel, target = KERNELS["attention_backward"], Target({"kind": "cuda", "arch": arch})
+    _, keys, queries, *_ = kernel.recipe(target, {**kernel.cases[2], "dim": dim, **more}).programs
+    text = tile.explain(keys, target)
+    slots = re.findall(r"circular buffer of [qd][^:]*: (\d+) slots of \d+ bytes  \(as", text)
+    stages = re.findall(r"(\d+) stages of cp.async", text)
+    assert slots or stages
+    assert all(int(count) >= 2 for count in slots + stages)
+    tile.plan(queries, target)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])

@@ -356,10 +356,11 @@ def _parts(machine: Gpu, rows: int, tiles: int, steps: int, blocks: int) -> int:
     """Into how many parts a sum is split: as many as run at once, of eight steps at least.
 
     Of more than a few rows two parts aren't worth being added. Of a few they are where multiprocessors would have
-    uneven numbers of tiles. Of many rows a block that has ended takes another tile.
+    uneven numbers of tiles. Of many rows a block has a multiprocessor for itself, and adding a part takes longer than
+    even numbers of tiles would save.
     """
     if rows > SOME:
-        return max(1, min(2 * machine.processors // tiles, steps // 4))
+        return max(1, min(machine.processors // tiles, steps // 4))
     parts = max(1, min(blocks * machine.processors // tiles, steps // 8))
     if rows > _FEW:
         return parts if parts >= _WORTH else 1
