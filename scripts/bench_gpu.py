@@ -88,12 +88,8 @@ def cases(target: Target) -> Iterator[Case]:
         yield Case(f"einsum {name}", KERNELS["einsum"], problem, "einsum", 2.0 * math.prod(operands.extents.values()))
     for tokens in (64, 512, 4096):
         yield from experts(tokens)
-    for causal in (False, True):
-        shape = {"batch": 4, "heads": 32, "kv_heads": 32, "queries": 4096, "keys": 4096, "dim": 128}
-        work = 4.0 * 4 * 32 * 4096**2 * 128 / (2 if causal else 1)
-        name = "attention 4x32x4096x128" + (" causal" if causal else "")
-        problem = {**shape, "dtype": "bfloat16", "causal": causal}
-        yield Case(name, KERNELS["attention"], problem, "cudnn", work)
+    for name, problem, one in kernels_gpu.attentions():
+        yield Case(f"attention {name}", KERNELS["attention"], problem, "cudnn", 2 * one)
     cache = {"batch": 16, "heads": 32, "kv_heads": 8, "capacity": 32768, "dim": 128, "dtype": "bfloat16"}
     bytes_ = 2.0 * 2 * 16 * 8 * 32768 * 128
     yield Case("decode 16x32/8x32768x128", KERNELS["decode_attention"], cache, "sdpa", bytes_, MEMORY)

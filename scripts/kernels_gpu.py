@@ -24,6 +24,9 @@ BLOCK = 128
 SCALED = {"down": (7168, 2048), "up": (4096, 7168)}
 """Columns and depth of an expert's products in DeepSeek-V3."""
 
+HEADS = ((64, 32, 32), (128, 32, 32), (256, 16, 16), (128, 32, 8))
+"""Columns of a head, heads, and heads of keys, of attention to 4,096 tokens."""
+
 SPARSE = {"batch": 4, "heads": 32, "kv_heads": 8, "queries": 8192, "keys": 8192, "dim": 128}
 """Attention of which each head sees a part of its own."""
 
@@ -72,13 +75,8 @@ def cases() -> Iterator[Measured]:
             bytes_, flops = 1.0 * n * k + m * (k + 2.0 * n), 2.0 * m * n * k
             name = f"block scaled {layer} {m}x{n}x{k}"
             yield name, "block_scaled_matmul", problem, "scaled_mm of blocks", bytes_ if m <= 128 else flops, m <= 128
-    for dim, heads in ((64, 32), (128, 32)):
-        for causal in (False, True):
-            shape = {"batch": 4, "heads": heads, "kv_heads": heads, "queries": 4096, "keys": 4096, "dim": dim}
-            name = f"backward 4x{heads}x4096x{dim}" + (" causal" if causal else "")
-            work = 10.0 * 4 * heads * 4096**2 * dim / (2 if causal else 1)  # five products, as FlashAttention-2 counts
-            problem = {**shape, "dtype": "bfloat16", "causal": causal}
-            yield name, "attention_backward", problem, "cudnn backward", work, False
+    for name, problem, product in attentions():  # five products, as FlashAttention-2 counts
+        yield f"backward {name}", "attention_backward", problem, "cudnn backward", 5 * product, False
     for block, causal in ((128, False), (128, True), (64, True)):
         width = SPARSE["keys"] // block // 4
         lists = {"query_block": block, "key_block": block, "width": width}
@@ -99,6 +97,17 @@ def cases() -> Iterator[Measured]:
     state = 2.0 * tokens * inner * CHUNKS["state"]
     yield "chunk_state 8x4096x80", "chunk_state", chunks, "torch", state, False
     yield "chunk_scan 8x4096x80", "chunk_scan", chunks, "torch", state + tokens * inner * CHUNKS["chunk"], False
+
+
+def attentions() -> Iterator[tuple[str, dict[str, Any], float]]:
+    """Attention and its gradients: a name, the problem, and the operations of one product."""
+    for dim, heads, kv_heads in HEADS:
+        for causal in (False, True):
+            shape = {"batch": 4, "heads": heads, "kv_heads": kv_heads, "queries": 4096, "keys": 4096, "dim": dim}
+            of = str(heads) if heads == kv_heads else f"{heads}/{kv_heads}"
+            name = f"4x{of}x4096x{dim}" + (" causal" if causal else "")
+            product = 2.0 * 4 * heads * 4096**2 * dim / (2 if causal else 1)
+            yield name, {**shape, "dtype": "bfloat16", "causal": causal}, product
 
 
 def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> None:
@@ -232,26 +241,36 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
             pairs.append((made["O"][-1, h], scores_of(problem, made, h, q, k).softmax(-1) @ v))
         return torch.cat([got for got, _ in pairs]), torch.cat([expected for _, expected in pairs])
     if name == "block_sparse_attention_backward":
-        heads = range(problem["heads"] - problem["heads"] // problem["kv_heads"], problem["heads"])  # of the last keys
-        k, v = (made[each][-1, -1].double().requires_grad_() for each in "KV")
-        queries = [made["Q"][-1, h].double().requires_grad_() for h in heads]
-        for h, q in zip(heads, queries):
-            (scores_of(problem, made, h, q, k).softmax(-1) @ v).backward(made["dO"][-1, h].double())
-        parts = [*(made["dQ"][-1, h] for h in heads), made["dK"][-1, -1], made["dV"][-1, -1]]
-        return torch.cat([part.flatten() for part in parts]), torch.cat([t.grad.flatten() for t in (*queries, k, v)])
+        return gradients(problem, made, lambda h, q, k: scores_of(problem, made, h, q, k))
     if name == "attention_backward":
-        leaves = [made[each][-1, -1].double().requires_grad_() for each in "QKV"]
-        scores = leaves[0] @ leaves[1].T / math.sqrt(problem["dim"])
-        if problem["causal"]:
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-        (scores.softmax(-1) @ leaves[2]).backward(made["dO"][-1, -1].double())
-        got = torch.cat([made["d" + each][-1, -1].flatten() for each in "QKV"])
-        return got, torch.cat([leaf.grad.flatten() for leaf in leaves])
+        masked = torch.ones(problem["queries"], problem["keys"], dtype=torch.bool, device="cuda").triu(1)
+
+        def scores(h: int, q: Any, k: Any) -> Any:
+            whole = q @ k.T / math.sqrt(problem["dim"])
+            return whole.masked_fill(masked, -math.inf) if problem["causal"] else whole
+
+        return gradients(problem, made, scores)
     last = {key: value[-1:] if key != "D" else value for key, value in made.items()}
     own = {**problem, "batch": 1}
     if name == "chunk_state":
         return last["states"], states_of(own, {key: value.float() for key, value in last.items()})
     return last["Y"], scanned(own, {key: value.float() for key, value in last.items()})
+
+
+def gradients(problem: Mapping[str, Any], made: Mapping[str, Any], scores: Callable[[int, Any, Any], Any]) -> Any:
+    """Those of the last keys, their values and all queries that see them, and what they are in float64.
+
+    `scores` says what a head's queries, by its number, give for keys.
+    """
+    import torch
+
+    heads = range(problem["heads"] - problem["heads"] // problem["kv_heads"], problem["heads"])
+    k, v = (made[each][-1, -1].double().requires_grad_() for each in "KV")
+    queries = [made["Q"][-1, h].double().requires_grad_() for h in heads]
+    for h, q in zip(heads, queries):
+        (scores(h, q, k).softmax(-1) @ v).backward(made["dO"][-1, h].double())
+    parts = [*(made["dQ"][-1, h] for h in heads), made["dK"][-1, -1], made["dV"][-1, -1]]
+    return torch.cat([part.flatten() for part in parts]), torch.cat([t.grad.flatten() for t in (*queries, k, v)])
 
 
 def decoded(made: Mapping[str, Any]) -> Any:
