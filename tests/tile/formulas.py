@@ -78,7 +78,7 @@ class Formulas:
         if constant is not None:
             return f"{word}({a}, T.int32({constant}))", max(m, abs(constant))
         if self.choose([False, True]):
-            divisor = self.choose([f"T.max({b}, 1)", f"T.shift_left(1, T.bitwise_and({b}, 31))"])
+            divisor = self.choose([f"T.max({b}, 1)", f"T.shift_left(1, {self._places()})"])
             return f"{word}({a}, {divisor})", max(m, n)
         b, n = self.choose(self.terms)
         return f"T.if_then_else(T.NE({b}, 0), {word}({a}, {b}), 7)", max(m, n, 7)
@@ -89,8 +89,12 @@ class Formulas:
         if self.choose([False, True]):
             return f"T.shift_right({a}, {places})", m + 1
         if not self.choose(range(4)):  # out of the type's upper end, and what is left of it
-            return f"T.shift_right(T.shift_left({a}, T.bitwise_and({b}, 31)), 8)", 2**23
+            return f"T.shift_right(T.shift_left({a}, {self._places()}), 8)", 2**23
         return f"T.shift_left(T.floormod({a}, 64), {places})", 64 << 9
+
+    def _places(self) -> str:
+        """How far the bits of an int32 may go; no constant: upstream's parser refuses a product that wraps."""
+        return f"T.bitwise_and({self.choose(self.terms)[0]}, 31)"
 
     def _bits(self, depth: int) -> tuple[str, int]:
         (a, m), (b, n) = self._pair(depth)
