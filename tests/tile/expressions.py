@@ -113,8 +113,9 @@ class Evaluator:
                 condition, then, otherwise = expr.args
                 holds = self(condition)
                 return np.where(holds, self.where(holds)(then), self.where(np.logical_not(holds))(otherwise))
-            if name == "reinterpret" and "int" in str(expr.ty) and "int" in str(expr.args[0].ty):
-                return wrapped(self(expr.args[0]), str(expr.ty))
+            if name == "reinterpret":
+                bits = np.asarray(self(expr.args[0])).astype(str(expr.args[0].ty)).view(str(expr.ty))
+                return bits.astype("int64" if "int" in str(expr.ty) else "float64")
             if name in _CALLS:
                 return _CALLS[name](*(self(argument) for argument in expr.args))
         raise NotImplementedError(f"the interpreter knows no {type(expr).__name__}: {expr}")

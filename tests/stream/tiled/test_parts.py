@@ -121,4 +121,6 @@ def test_expressions_are_of_their_types():
     assert Evaluator({I: 300})(tirx.Cast("int8", I)) == 44
     assert Evaluator({I: -7})(tirx.floordiv(I, 2)) == -4 and Evaluator({I: -7})(tirx.truncdiv(I, 2)) == -3
     assert Evaluator({x: np.float32([-1, 4])})(tirx.if_then_else(x > 0, tirx.sqrt(x), x)).tolist() == [-1, 2]
+    assert third(tirx.reinterpret("int32", x)) == np.float32(1 / 3).view("int32")
+    assert Evaluator({I: 0x3FC0})(tirx.reinterpret("bfloat16", tirx.Cast("uint16", I))) == 1.5
     assert unknown(tirx.exp(x)) is None and "axe_random" in unknown(tirx.call_extern("uint32", "axe_random", I))

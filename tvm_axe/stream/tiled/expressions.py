@@ -76,6 +76,8 @@ class Evaluator:
             name, arguments = _called(expr), [self(argument) for argument in expr.args]
             if name == "if_then_else":
                 return np.where(*arguments)
+            if name == "reinterpret":
+                return converted(kept(arguments[0], str(expr.args[0].ty)).view(dtype), dtype)
             return converted(_CALLS[name](*arguments), dtype)
 
     def _divided(self, expr: Any, whole: bool) -> Any:
@@ -102,7 +104,7 @@ def unknown(*values: Any) -> str | None:
 
     def look(node: Any) -> None:
         name = _called(node)
-        if name not in (*_CALLS, "if_then_else"):
+        if name not in (*_CALLS, "if_then_else", "reinterpret"):
             found.append(f"the call {node}")
 
     for value in values:

@@ -343,6 +343,39 @@ def test_parallel_of_one_three_and_single_dimensions(rng):
     agree(points, normal(rng, (3, 5, 7)), normal(rng, (5,)) + np.float32(3), poison((3, 5, 7)))
 
 
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"])
+def test_bits_of_floats(dtype, signed):
+    """A number by its bits, and its bits, of all that are finite: what is computed with as float32 is of its type."""
+    width = np.dtype(dtype).itemsize
+    whole = f"{'' if signed else 'u'}int{8 * width}"
+    bits = np.arange(2 ** min(8 * width, 16), dtype="uint32") << (16 if width == 4 else 0)
+    bits = bits.astype(f"uint{8 * width}").view(whole)
+    with np.errstate(invalid="ignore"):
+        bits = bits[np.isfinite(bits.view(dtype).astype("float64"))][:, None]
+
+    @T.prim_func
+    def both(
+        B: T.Buffer(bits.shape, whole),
+        X: T.Buffer(bits.shape, dtype),
+        half: T.Buffer(bits.shape, "float32"),
+        again: T.Buffer(bits.shape, whole),
+        flipped: T.Buffer(bits.shape, whole),
+    ):
+        with tile.kernel(1), tile.parallel(*bits.shape) as (i, j):
+            half[i, j] = T.cast(T.reinterpret(dtype, B[i, j]), "float32") * T.float32(0.5)
+            again[i, j] = T.reinterpret(whole, X[i, j])
+            flipped[i, j] = T.reinterpret(whole, T.reinterpret(dtype, B[i, j]) * T.cast(T.float32(-1), dtype))
+
+    numbers = bits.view(dtype)
+    results = [np.zeros(bits.shape, kind) for kind in ("float32", whole, whole)]
+    for check_bounds in (False, True):
+        _, _, half, again, flipped = run(both, bits, numbers, *results, check_bounds=check_bounds)
+        np.testing.assert_array_equal(half, numbers.astype("float32") * np.float32(0.5))
+        np.testing.assert_array_equal(again, bits)
+        np.testing.assert_array_equal(flipped, bits ^ np.array(1 << 8 * width - 1).astype(whole))
+
+
 # ---- Statements in order -----------------------------------------------------------------------------------------
 
 

@@ -30,12 +30,27 @@ def convert(value: Any, dtype: str) -> Any:
 def widen(value: Any) -> Any:
     """What is loaded from memory, in the type that it is computed with."""
     dtype = _element(value)
+    return of_bits(value, dtype) if dtype in (*FLOAT8, "bfloat16") else convert(value, compute_dtype(dtype))
+
+
+def of_bits(bits: Any, dtype: str) -> Any:
+    """The number of the narrow `dtype` that has some bits, integers of its width, in the type it is computed with."""
     if dtype in FLOAT8:
-        return widened(T.Cast(dtype_like("uint32", value), T.reinterpret(dtype_like("uint8", value), value)), dtype)
+        return widened(T.Cast(dtype_like("uint32", bits), T.reinterpret(dtype_like("uint8", bits), bits)), dtype)
+    unsigned = T.reinterpret(dtype_like("uint16", bits), bits)
     if dtype == "bfloat16":
-        bits = T.Cast(dtype_like("uint32", value), T.reinterpret(dtype_like("uint16", value), value))
-        return T.reinterpret(dtype_like("float32", value), bits << uint_like(16, value))
-    return convert(value, compute_dtype(dtype))
+        shifted = T.Cast(dtype_like("uint32", bits), unsigned) << uint_like(16, bits)
+        return T.reinterpret(dtype_like("float32", bits), shifted)
+    return convert(T.reinterpret(dtype_like(dtype, bits), unsigned), "float32")
+
+
+def bits_of(value: Any, dtype: str) -> Any:
+    """The bits of a number of the narrow `dtype` that is computed with as another type, as unsigned integers."""
+    if dtype in FLOAT8:
+        return T.Cast(dtype_like("uint8", value), narrowed(value, dtype, saturating=True))
+    if dtype == "bfloat16":
+        return T.Cast(dtype_like("uint16", value), _to_bfloat16(value) >> uint_like(16, value))
+    return T.reinterpret(dtype_like("uint16", value), convert(value, dtype))
 
 
 def narrow(value: Any, dtype: str) -> Any:
@@ -43,12 +58,8 @@ def narrow(value: Any, dtype: str) -> Any:
 
     8-bit floats saturate, as a GPU's conversions do.
     """
-    if dtype in FLOAT8:
-        bits = narrowed(value, dtype, saturating=True)
-        return T.reinterpret(dtype_like(dtype, value), T.Cast(dtype_like("uint8", value), bits))
-    if dtype == "bfloat16":
-        bits = _to_bfloat16(value) >> uint_like(16, value)
-        return T.reinterpret(dtype_like("bfloat16", value), T.Cast(dtype_like("uint16", value), bits))
+    if dtype in (*FLOAT8, "bfloat16"):
+        return T.reinterpret(dtype_like(dtype, value), bits_of(value, dtype))
     return convert(value, dtype)
 
 

@@ -11,8 +11,18 @@ from tvm import ir, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_axe import _tvm
+from tvm_axe.machines.small_floats import dtype_like
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype, convert, narrow, rounded, widen
+from tvm_axe.tile.targets.llvm.conversions import (
+    NARROW,
+    bits_of,
+    compute_dtype,
+    convert,
+    narrow,
+    of_bits,
+    rounded,
+    widen,
+)
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
 from tvm_axe.tile.targets.llvm.guards import Guards
 from tvm_axe.tile.targets.llvm.plan import CpuPlan
@@ -100,7 +110,7 @@ class Writer:
             (_ARITHMETIC, lambda node: type(node)(node.a, node.b) if _narrow(node) else node),
             (tirx.Select, lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),
         )
-        return _tvm.structural_map(value, callbacks)
+        return _tvm.structural_map(_tvm.structural_map(value, (ir.Call, _with_type)), callbacks)
 
     def exprs(self, values: Sequence[Any]) -> list[Any]:
         """Several expressions."""
@@ -115,6 +125,10 @@ class Writer:
         function, dtype = FUNCTIONS.get(str(getattr(call.op, "name", ""))), str(call.ty.dtype)
         if dtype in ("float32", *NARROW) and function is not None:
             return function(call.args[0])
+        if _is_reinterpret(call) and dtype in NARROW:
+            return of_bits(call.args[0], dtype)
+        if _is_reinterpret(call) and len(call.args) == 2:
+            return T.reinterpret(dtype_like(dtype, call.args[0]), bits_of(call.args[0], call.args[1].value))
         return tirx.call_intrin("float32", call.op, *call.args) if dtype in NARROW else call
 
 
@@ -123,6 +137,17 @@ _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 
 def _narrow(value: Any) -> bool:
     return str(value.ty.dtype) in NARROW
+
+
+def _is_reinterpret(call: ir.Call) -> bool:
+    return str(getattr(call.op, "name", "")) == "tirx.reinterpret"
+
+
+def _with_type(call: ir.Call) -> ir.Call:
+    """The call; one that takes the bits of a narrow number has its type, too, as the number becomes float32."""
+    if not _is_reinterpret(call) or not _narrow(call.args[0]):
+        return call
+    return tirx.call_intrin(call.ty.dtype, call.op, *call.args, ir.StringImm(str(call.args[0].ty.dtype)))
 
 
 def points(
