@@ -24,6 +24,9 @@ BLOCK = 128
 SCALED = {"down": (7168, 2048), "up": (4096, 7168)}
 """Columns and depth of an expert's products in DeepSeek-V3."""
 
+FLOATS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The floats of four bits that aren't negative, by their codes."""
+
 HEADS = ((64, 32, 32), (128, 32, 32), (256, 16, 16), (128, 32, 8))
 """Columns of a head, heads, and heads of keys, of attention to 4,096 tokens."""
 
@@ -51,6 +54,9 @@ def cases() -> Iterator[Measured]:
             if m <= 64:
                 name, more = f"w4a16 zeros {layer} {m}x{n}x{k}", n * k / GROUP
                 yield name, "w4a16_matmul", {**problem, "zeros": True}, "int4pack", bytes_ + more, True
+                floats = {"group": 32, "weights": "float4_e2m1fn", "scale_dtype": "uint8"}
+                bytes_ = n * k / 2 + n * k / 32 + 2.0 * m * (n + k)
+                yield f"mxfp4 {layer} {m}x{n}x{k}", "w4a16_matmul", {**problem, **floats}, "decoded", bytes_, True
             kinds = {"e4m3 of blocks": ("float8_e4m3fn", GROUP, "float32"), "int8 of channels": ("int8", k, "bfloat16")}
             for said, (kind, group, scale_dtype) in kinds.items():
                 problem = {"m": m, "n": n, "k": k, "group": group, "dtype": "bfloat16", "weights": kind}
@@ -114,7 +120,9 @@ def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> No
     """Give tensors of random numbers the values that a kernel needs: forward results, scales, decays."""
     import torch
 
-    if name in ("w4a16_matmul", "w8a16_matmul"):
+    if problem.get("scale_dtype") == "uint8":
+        made["scales"] = torch.randint_like(made["scales"], 118, 124)
+    elif name in ("w4a16_matmul", "w8a16_matmul"):
         made["scales"] = (made["scales"].abs() * 0.02 + 0.01).to(made["scales"].dtype)
         if "points" in made:
             made["points"] = made["points"] & 15
@@ -223,9 +231,9 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
     import torch
 
     if name in ("w4a16_matmul", "w8a16_matmul"):
-        return made["C"], made["A"].float() @ decoded({**made, "scales": made["scales"].float()}).T
+        return made["C"], made["A"].float() @ decoded(made, torch.float32).T
     if name == "w4a8_matmul":
-        weights = decoded({**made, "scales": made["scales"].float()})
+        weights = decoded(made, torch.float32)
         return made["C"], made["A"].float() * made["a_scales"].unsqueeze(1) @ weights.T
     if name == "block_scaled_matmul":
         a = made["A"].float() * made["a_scales"].T.repeat_interleave(BLOCK, 1)
@@ -273,17 +281,26 @@ def gradients(problem: Mapping[str, Any], made: Mapping[str, Any], scores: Calla
     return torch.cat([part.flatten() for part in parts]), torch.cat([t.grad.flatten() for t in (*queries, k, v)])
 
 
-def decoded(made: Mapping[str, Any]) -> Any:
-    """The weights that four bits, or eight, stand for, of the type of their scales."""
+def decoded(made: Mapping[str, Any], dtype: Any = None) -> Any:
+    """The weights that four bits, or eight, stand for, of a type: their scales', or bfloat16 where these are exponents.
+
+    Codes whose scales are exponents are floats.
+    """
     import torch
 
-    if made["B"].dtype != torch.uint8:
-        group = made["B"].shape[1] // made["scales"].shape[0]
-        return made["B"].to(made["scales"].dtype) * made["scales"].T.repeat_interleave(group, dim=1)
-    codes = torch.stack([made["B"] & 15, made["B"] >> 4], dim=-1).flatten(1)
-    group = codes.shape[1] // made["scales"].shape[0]
-    points = made["points"].to(made["scales"].dtype).T.repeat_interleave(group, dim=1) if "points" in made else 8
-    return (codes.to(made["scales"].dtype) - points) * made["scales"].T.repeat_interleave(group, dim=1)
+    floats = made["scales"].dtype == torch.uint8
+    dtype = dtype or (torch.bfloat16 if floats else made["scales"].dtype)
+    scales, numbers = (torch.exp2(made["scales"].float() - 127) if floats else made["scales"]).to(dtype), made["B"]
+    if numbers.dtype == torch.uint8:
+        numbers = torch.stack([numbers & 15, numbers >> 4], dim=-1).flatten(1)
+        if floats:
+            numbers = torch.tensor([*FLOATS, *(-x for x in FLOATS)], device=numbers.device)[numbers.int()]
+    group, numbers = numbers.shape[1] // scales.shape[0], numbers.to(dtype)
+    if "points" in made:
+        numbers = numbers - made["points"].to(dtype).T.repeat_interleave(group, dim=1)
+    elif made["B"].dtype == torch.uint8 and not floats:
+        numbers = numbers - 8
+    return numbers * scales.T.repeat_interleave(group, dim=1)
 
 
 def attended(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:

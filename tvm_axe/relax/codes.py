@@ -17,7 +17,7 @@ from tvm_ffi import structural_equal
 
 from tvm_axe.analysis.expressions import is_choice, is_float, loads_in, substitute, uses
 from tvm_axe.layout.dtypes import dtype_bits
-from tvm_axe.tile.kernels.dequantized import CODES, OF_BYTES, Stored
+from tvm_axe.tile.kernels.weights import CODES, OF_BYTES, Stored, stored_as
 
 __all__ = ["Codes", "codes_of", "in_range"]
 
@@ -145,7 +145,7 @@ def _stored(parts: _Parts, bits: int) -> tuple[Stored, tirx.Expr, tirx.Expr] | s
     """How codes are stored, as numbers of which range, and what stands for zero among these; why they aren't."""
     simplify = parts.analyzer.simplify
     if is_float(parts.code):
-        return Stored(str(parts.code.ty.dtype), 1), parts.code, parts.zero
+        return stored_as(str(parts.code.ty.dtype)), parts.code, parts.zero
     least, most = _bounds(parts.code)
     if most - least >= 1 << bits:
         each = "4 bits, 16 in a row, they" if bits == _BITS else "8 bits they"
@@ -153,7 +153,7 @@ def _stored(parts: _Parts, bits: int) -> tuple[Stored, tirx.Expr, tirx.Expr] | s
     stored, from_ = CODES, least
     if bits == 8:
         signed = in_range(least, most, "int8")
-        stored = Stored("int8" if signed else "uint8", 1)
+        stored = stored_as("int8" if signed else "uint8")
         from_ = 0 if signed or in_range(least, most, "uint8") else least
     zero = simplify(parts.zero - tirx.const(from_, "int32"))
     if not in_range(*_bounds(zero), stored.dtype):

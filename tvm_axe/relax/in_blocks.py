@@ -11,8 +11,8 @@ from tvm import te, tirx
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
-from tvm_axe.tile.kernels.dequantized import stored_of
 from tvm_axe.tile.kernels.kernel import Problem
+from tvm_axe.tile.kernels.weights import stored_as
 
 __all__ = [
     "attention_in_blocks",
@@ -112,7 +112,7 @@ def decoding_product_in_blocks(problem: Problem, tensors: Sequence[tuple[Sequenc
     names = ("B", "scales", *(("points",) if problem.get("zeros", False) else ()), "bias")
     b, scales, *others = (te.placeholder(*each, name) for each, name in zip(tensors, names))
     bias = others.pop() if problem.get("bias", False) else None
-    stored = stored_of(problem)
+    stored = stored_as(problem.get("weights"))
     lanes = 1 if stored.each == 1 else dtype_bits(str(b.dtype)) // 4
     made = str(scales.dtype)
 

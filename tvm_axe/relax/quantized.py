@@ -31,8 +31,9 @@ from tvm_axe.relax.operators_of_attention import APART
 from tvm_axe.relax.values import Values, elements_of, extents_of, is_call, product, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
-from tvm_axe.tile.kernels.dequantized import DECODING, OF_BYTES, TYPES
+from tvm_axe.tile.kernels.dequantized import DECODING, TYPES
 from tvm_axe.tile.kernels.kernel import Problem
+from tvm_axe.tile.kernels.weights import OF_BYTES
 
 __all__ = ["with_decoding_products"]
 

@@ -20,7 +20,7 @@ HOPPER = [
     ("attention", 10), ("attention", 13), ("packed_attention", 0), ("packed_attention", 3), ("decode_attention", 0),
     ("block_sparse_attention", 3), ("decode_attention", 6), ("rms_norm", 1), ("softmax", 4),
     ("topk_gating", 0), ("transpose", 1),
-    ("w4a16_matmul", 0), ("w4a16_matmul", 2), ("w4a16_matmul", 3),
+    ("w4a16_matmul", 0), ("w4a16_matmul", 2), ("w4a16_matmul", 3), ("w4a16_matmul", 6), ("w4a16_matmul", 7),
     *(("w8a16_matmul", index) for index in range(6)),
     ("w4a8_matmul", 1), ("w4a8_matmul", 2), ("w4a8_matmul", 4), ("w4a8_matmul", 6),
     ("attention_backward", 0), ("attention_backward", 2),
@@ -32,7 +32,7 @@ HOPPER = [
 AMPERE = [
     ("matmul", 5), ("matmul", 7), ("grouped_matmul", 1), ("gathered_matmul", 3), ("attention", 2),
     ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6), ("decode_attention", 7),
-    ("topk_gating", 5), ("w4a16_matmul", 1), ("w8a16_matmul", 1), ("attention_backward", 2),
+    ("topk_gating", 5), ("w4a16_matmul", 1), ("w4a16_matmul", 6), ("w8a16_matmul", 1), ("attention_backward", 2),
     ("attention_backward", 9), ("attention_backward", 10), ("chunk_state", 1), ("chunk_scan", 1),
     ("chunk_scan", 3), ("mla_decode", 0), ("mla_decode", 1),
     ("block_sparse_attention", 1), ("block_sparse_attention_backward", 0), ("w4a8_matmul", 0),

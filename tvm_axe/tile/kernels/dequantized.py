@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tvm import tirx
@@ -35,9 +35,7 @@ from tvm_axe.tile.kernels.kernel import (
     product_slack,
 )
 from tvm_axe.tile.kernels.splitting import combine
-
-MIDDLE = 8
-"""The code that stands for zero where neither a tensor nor the problem says which."""
+from tvm_axe.tile.kernels.weights import CODES, EXPONENTS, FLOAT4, FP4, OF_BYTES, Stored, decoded, scale_of, stored_as
 
 _FEW, SOME = 16, 64
 """Rows that tiles are for where it isn't known how many there are: a batch of tokens, or a part of a prompt."""
@@ -60,36 +58,8 @@ TYPES = ("float16", "bfloat16")
 DECODING = {4: "w4a16_matmul", 8: "w8a16_matmul"}
 """The kernel of products with weights of so many bits."""
 
-OF_BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
-"""Types of weights of eight bits."""
 
-
-class Stored(NamedTuple):
-    """How weights lie in memory: the type of the tensor, and how many weights an element of it has."""
-
-    dtype: str = "uint8"
-    each: int = 2
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether weights are integers, of which one may stand for zero."""
-        return not self.dtype.startswith("float")
-
-    @property
-    def middle(self) -> int:
-        """What stands for zero where neither a tensor nor the problem says so."""
-        return MIDDLE if self.each == 2 else 0
-
-    def number(self, raw: Any, row: Any, column: Any) -> Any:
-        """The weight of a row and column as it is stored: of eight bits, or a code, of 32."""
-        return code_of(raw[row, column // 2], column) if self.each == 2 else raw[row, column]
-
-
-CODES = Stored()
-"""Two codes of four bits in each byte."""
-
-
-def w4a16_matmul(**problem: Any) -> Recipe:
+def w4a16_matmul(weights: str | None = None, **problem: Any) -> Recipe:
     """C = epilogue(A V^T), where V[j, i] = (code(j, i) - zero) * scale is of `dtype`, a type of 16 bits.
 
     A is (m, k) and C (m, n). B (n, k / 2) of uint8 has the codes, from 0 to 15: that of an even i in the low four bits.
@@ -99,15 +69,21 @@ def w4a16_matmul(**problem: Any) -> Recipe:
 
     Parameters
     ----------
+    weights
+        "float4_e2m1fn" for codes of floats, without zeros, as MXFP4 has them, whose scales are exponents: with
+        `scale_dtype` "uint8", s is 2^(s - 127).
     problem
         As `decoding_matmul` has it, tiles and `Epilogue`'s options too.
 
     Raises
     ------
     TileError
-        k is odd, `group` doesn't divide it, it and `block_k` don't divide one another, or a type is none of those.
+        k is odd, `group` doesn't divide it, it and `block_k` don't divide one another, a type is none of those, or
+        another float than 0 is to stand for zero.
     """
-    return decoding_matmul("w4a16_matmul", CODES, **problem)
+    if weights not in (None, FLOAT4):
+        raise TileError(f"w4a16_matmul: weights is {FLOAT4}, or left out for integers, got {weights}")
+    return decoding_matmul("w4a16_matmul", stored_as(weights), **problem)
 
 
 def w8a16_matmul(weights: str, **problem: Any) -> Recipe:
@@ -133,7 +109,7 @@ def w8a16_matmul(weights: str, **problem: Any) -> Recipe:
     """
     if weights not in OF_BYTES:
         raise TileError(f"w8a16_matmul: weights is one of {', '.join(OF_BYTES)}, got {weights}")
-    return decoding_matmul("w8a16_matmul", Stored(weights, 1), **problem)
+    return decoding_matmul("w8a16_matmul", stored_as(weights), **problem)
 
 
 def decoding_matmul(
@@ -172,7 +148,8 @@ def decoding_matmul(
     group
         How many neighbours along k share a scale and a zero.
     dtype, scale_dtype, out_dtype
-        Of A and what is multiplied; of scales; and of C. The others are the first, or float32.
+        Of A and what is multiplied; of scales; and of C. The others are the first, or float32; scales of floats of four
+        bits may be exponents, of uint8.
     zeros, middle
         Whether a tensor has what stands for zero in each group; else it is `middle`, by default what is usual of
         `stored`.
@@ -185,12 +162,15 @@ def decoding_matmul(
         As the kernels say.
     """
     if not stored.is_integer and (zeros or middle):
-        raise TileError(f"{name}: what stands for zero is for integers, weights is {stored.dtype}")
+        raise TileError(f"{name}: what stands for zero is for integers, weights is {stored.kind}")
     check_packed(name, k, group, block_k, dtype, TYPES, stored.each)
     scale_dtype, out_dtype = scale_dtype or dtype, out_dtype or dtype
-    for said, kind in (("scale_dtype", scale_dtype), ("out_dtype", out_dtype)):
-        if kind not in (dtype, "float32"):
-            raise TileError(f"{name}: {said} is {dtype}, as dtype is, or float32, got {kind}")
+    for said, kind, more in (
+        ("scale_dtype", scale_dtype, (EXPONENTS,) * (stored == FP4)),
+        ("out_dtype", out_dtype, ()),
+    ):
+        if kind not in (dtype, "float32", *more):
+            raise TileError(f"{name}: {said} is {dtype}, as dtype is, or {' or '.join(('float32', *more))}, got {kind}")
     epilogue, groups, steps = Epilogue(**options), k // group, tile.cdiv(k, block_k)
     share = tile.cdiv(steps, splits)
     splits = tile.cdiv(steps, share)  # none is empty
@@ -202,8 +182,12 @@ def decoding_matmul(
 
     # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.
     made = scale_dtype if stored.each == 1 and not whole else dtype
+    # Powers of two are bfloat16's, too, and scale it without rounding.
+    scaled = scale_dtype if scale_dtype != EXPONENTS else dtype if dtype == "bfloat16" else "float32"
 
     def unscaled(number: Any, point: Any) -> Any:
+        if stored == FP4:
+            return number
         if point is not None:
             return T.cast(number, made) - T.cast(point, made)
         if stored.each == 2:
@@ -245,16 +229,16 @@ def decoding_matmul(
                 tile.copy(A[i * block_m, l * block_k], a)
                 with tile.parallel(block_n, block_k) as (y, x):
                     own = T.meta_var(x // group if rows > 1 else 0)
-                    weight = T.meta_var(unscaled(stored.number(raw, y, x), point[own, y] if zeros else None))
+                    weight = T.meta_var(unscaled(stored.number(raw, y, x, dtype), point[own, y] if zeros else None))
                     if whole:
                         b[y, x] = weight
                     else:
-                        b[y, x] = T.cast(T.cast(weight, scale_dtype) * scale[own, y], dtype)
+                        b[y, x] = T.cast(T.cast(weight, scaled) * scale_of(scale[own, y], scaled), dtype)
                 tile.gemm(b, a, c, transpose_b=True)
             with tile.parallel(block_n, block_m) as (y, x):
                 if i * block_m + x < count and j * block_n + y < n:
                     own_scale = T.meta_var(scale[0, y] if held else scales[0, j * block_n + y])
-                    total = T.meta_var(c[y, x] * T.cast(own_scale, "float32") if whole else c[y, x])
+                    total = T.meta_var(c[y, x] * scale_of(own_scale, "float32") if whole else c[y, x])
                     if splits > 1:
                         partial[z, i * block_m + x, j * block_n + y] = total
                     else:
@@ -271,11 +255,6 @@ def decoding_matmul(
 def packed(zeros: bool, epilogue: Epilogue, *of_rows: str) -> tuple[str, ...]:
     """The names of what such a product reads: A and what belongs to its rows, the weights, and its epilogue's."""
     return ("A", "B", *of_rows, "scales", *(("points",) if zeros else ()), *epilogue.tensors)
-
-
-def code_of(byte: Any, column: Any) -> Any:
-    """The code of a column in the byte that has it."""
-    return T.bitwise_and(T.shift_right(T.cast(byte, "int32"), column % 2 * 4), T.int32(15))
 
 
 def check_packed(
@@ -301,7 +280,7 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     """Steps along k of some groups, or some of which make one: of few rows longer ones."""
     group, machine = problem["group"], machine_of(target)
     few, many = ((128, 256, 64), (64, 32, 128)) if isinstance(machine, Gpu) else ((256, 128), (256, 128))
-    together = _TOGETHER_OF_BYTES if "weights" in problem else _TOGETHER
+    together = _TOGETHER_OF_BYTES if problem.get("weights") in OF_BYTES else _TOGETHER
     steps = _of_groups(group, *few), _of_groups(group, *many)
     return decoding_knobs(target, problem, 8, most_rows(target), *steps, together)
 
@@ -388,23 +367,10 @@ def _of_groups(group: int, *numbers: int) -> tuple[int, ...]:
 # ---- Data and reference ------------------------------------------------------------------------------------------
 
 
-def decoded(arrays: Mapping[str, np.ndarray], group: int, middle: int = MIDDLE, each: int = CODES.each) -> np.ndarray:
-    """V of B, scales and points, (n, k) in float64: weights less their zeros, times the scales, not rounded."""
-    numbers = arrays["B"]
-    if each == 2:
-        numbers = np.stack([numbers & 15, numbers >> 4], axis=-1).reshape(len(numbers), -1)
-    zeros = arrays["points"].astype("float64").T.repeat(group, axis=1) if "points" in arrays else middle
-    return (numbers.astype("float64") - zeros) * arrays["scales"].astype("float64").T.repeat(group, axis=1)
-
-
-def stored_of(problem: Problem) -> Stored:
-    """How the weights of a kernel's problem are stored."""
-    return Stored(problem["weights"], 1) if "weights" in problem else CODES
-
-
 def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
     m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
-    stored, groups = stored_of(problem), (k // group, n)
+    stored, groups = stored_as(problem.get("weights")), (k // group, n)
+    scales, kind = rng.uniform(0.05, 0.3, groups).astype("float32"), problem.get("scale_dtype", dtype)
 
     def whole(shape: tuple[int, ...], most: int | None = None) -> np.ndarray:
         bounds = np.iinfo(stored.dtype)
@@ -412,8 +378,8 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
 
     drawn = {
         "A": normal(rng, (m, k), dtype),
-        "B": whole((n, k // stored.each)) if stored.is_integer else normal(rng, (n, k), stored.dtype),
-        "scales": rng.uniform(0.05, 0.3, groups).astype("float32").astype(problem.get("scale_dtype", dtype)),
+        "B": normal(rng, (n, k), stored.dtype) if stored.dtype.startswith("float") else whole((n, k // stored.each)),
+        "scales": rng.integers(122, 127, groups).astype(kind) if kind == EXPONENTS else scales.astype(kind),
         "bias": normal(rng, (n,), problem.get("out_dtype", dtype)),
         "residual": normal(rng, (m, n), problem.get("out_dtype", dtype)),
     }
@@ -424,9 +390,9 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     """The product in float64; each weight is rounded to its type once, beside what the sum of k products rounds."""
-    stored = stored_of(problem)
+    stored = stored_as(problem.get("weights"))
     middle = problem.get("middle", stored.middle)
-    a, b = arrays["A"].astype("float64"), decoded(arrays, problem["group"], middle, stored.each)
+    a, b = arrays["A"].astype("float64"), decoded(arrays, stored, problem["group"], middle)
     epilogue, dtype = epilogue_of(problem), problem["dtype"]
     magnitude = epilogue.magnitude(np.abs(a) @ np.abs(b.T), arrays)
     slack = product_slack(dtype, problem.get("out_dtype", dtype), problem["k"], magnitude) + ROUNDING[dtype] * magnitude
@@ -448,6 +414,13 @@ W4A16_MATMUL = Kernel(
         {"m": 9, "n": 100, "k": 480, "group": 96, "dtype": "float16", "zeros": True, "residual": True},
         {"m": 64, "n": 72, "k": 130, "group": 130, "dtype": "bfloat16"},
         {"m": 5, "n": 64, "k": 256, "group": 32, "dtype": "float16", "middle": 7},
+        {"m": 1, "n": 256, "k": 1024, "group": 32, "dtype": "bfloat16", "weights": "float4_e2m1fn",
+         "scale_dtype": "uint8"},
+        {"m": 70, "n": 136, "k": 256, "group": 16, "dtype": "float16", "weights": "float4_e2m1fn",
+         "scale_dtype": "uint8", "bias": True, "activation": "silu"},
+        {"m": 9, "n": 100, "k": 480, "group": 480, "dtype": "bfloat16", "weights": "float4_e2m1fn",
+         "scale_dtype": "float32"},
+        {"m": 33, "n": 72, "k": 256, "group": 64, "dtype": "float16", "weights": "float4_e2m1fn", "residual": True},
     ),
 )  # fmt: skip
 

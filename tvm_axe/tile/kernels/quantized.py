@@ -22,10 +22,7 @@ from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.dequantized import (
-    MIDDLE,
     check_packed,
-    code_of,
-    decoded,
     decoding_knobs,
     fewer_rows,
     most_rows,
@@ -45,6 +42,7 @@ from tvm_axe.tile.kernels.kernel import (
     slack_of_groups,
 )
 from tvm_axe.tile.kernels.splitting import combine
+from tvm_axe.tile.kernels.weights import CODES, code_of, decoded
 
 _TYPES = {"int8": "int32", "float8_e4m3fn": "float32"}
 """The type of the tensor cores' sums by that of what they multiply."""
@@ -60,7 +58,7 @@ def w4a8_matmul(
     dtype: str,
     out_dtype: str,
     zeros: bool = False,
-    middle: int = MIDDLE,
+    middle: int = CODES.middle,
     *,
     splits: int,
     block_m: int,
@@ -196,7 +194,7 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     """The product of both operands times their scales in float64."""
     a = arrays["A"].astype("float64") * arrays["a_scales"].astype("float64")[:, None]
-    b = decoded(arrays, problem["group"], problem.get("middle", MIDDLE))
+    b = decoded(arrays, CODES, problem["group"], problem.get("middle", CODES.middle))
     epilogue = epilogue_of(problem)
     magnitude = epilogue.magnitude(np.abs(a) @ np.abs(b.T), arrays)
     slack = slack_of_groups(problem["dtype"], problem["out_dtype"], problem["k"], problem["group"], magnitude)

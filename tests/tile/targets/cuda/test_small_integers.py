@@ -141,6 +141,24 @@ def test_the_bits_of_a_pair_in_a_word(mask, first, last, both, wraps):
         np.testing.assert_array_equal(of_pair(found, evaluated), lower + (upper << 16))
 
 
+@pytest.mark.parametrize("places", [(6, 15), (9, 15), (6, 8), (6, 2)])
+def test_floats_of_four_bits_in_pairs(places):
+    """Magnitudes and signs, at a place each; where they would overlap, or nothing has the room, each is by itself."""
+    byte = tirx.Var("byte", "uint8")
+
+    def number(first):
+        bits = tirx.Cast("int32", byte)
+        return (bits >> first & 7) * (1 << places[0]) + (bits >> first + 3 & 1) * (1 << places[1])
+
+    numbers = [number(tirx.const(first, "int32")) for first in (0, 4)]
+    word = small_integers._word(*map(small_integers._codes, numbers), sym.Analyzer())
+    assert (word is not None) == (places in ((6, 15), (9, 15)))
+    if word is not None:
+        evaluated = Evaluator({byte: np.arange(256)})
+        lower, upper = map(evaluated, numbers)
+        np.testing.assert_array_equal(of_pair(word, evaluated) & 0xFFFFFFFF, lower + (upper << 16))
+
+
 def words(value):
     """The lowered program that decodes a left operand of eight codes a word, in the order in which threads hold it."""
 

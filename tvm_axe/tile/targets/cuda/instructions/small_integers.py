@@ -30,6 +30,7 @@ W4A8KV4 Quantization and System Co-design for Efficient LLM Serving", 2024, sect
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -167,11 +168,11 @@ def _quad(dtype: str, numbers: list[tirx.Expr], analyzer: sym.Analyzer) -> tirx.
 
 def _quad_of_integers(codes: list[_Codes | None], analyzer: sym.Analyzer) -> tirx.Expr | None:
     """Four codes of two bytes, and what is the same for all, in a byte each; None if they aren't such."""
-    known = [code for code in codes if code is not None]
-    places = [(code.shift, code.mask) for code in known if isinstance(code.shift, int)]
-    if places != 2 * [(0, _NIBBLE), (4, _NIBBLE)]:
+    known = [(*code.bits, code.rest) for code in codes if code is not None and len(code.bits) == 1]
+    places = [(bits.shift, bits.mask, bits.up) for bits, _ in known if isinstance(bits.shift, int)]
+    if places != 2 * [(0, _NIBBLE, 0), (4, _NIBBLE, 0)]:
         return None
-    rest, sources = [code.rest for code in known], [code.source for code in known]
+    rest, sources = [rest for _, rest in known], [bits.source for bits, _ in known]
     if any(not alike([sources[n], rest[0]], [sources[n + 1], rest[n + 1]]) for n in (0, 2)):
         return None
     if not alike([rest[0]], [rest[2]]) or any(
@@ -219,25 +220,35 @@ def _fits(bound: sym.ConstIntBound, end: int) -> bool:
     return int(bound.min_value) >= 0 and int(bound.max_value) < end
 
 
-class _Codes(NamedTuple):
-    """An integer as the sum of `source >> shift & mask`, whose mask is of lowest bits, and of other terms."""
+class _Bits(NamedTuple):
+    """`(source >> shift & mask) << up`, whose mask is of lowest bits."""
 
     source: tirx.Expr
     shift: tirx.Expr | int
     mask: int
+    up: int
+
+
+class _Codes(NamedTuple):
+    """An integer as the sum of bits, none of them at the same place, and of other terms."""
+
+    bits: tuple[_Bits, ...]
     rest: tirx.Expr
 
 
 def _codes(number: tirx.Expr) -> _Codes | None:
-    """The only term that takes bits, and the other ones; None if there is none or several."""
-    found, rest = [], tirx.const(0, "int32")
+    """The terms that take bits, and the other ones; None if there are none, or some take the same place."""
+    found, rest, taken = [], tirx.const(0, "int32"), 0
     for sign, term in _terms(number, 1):
         bits = _bits(term) if sign == 1 else None
-        if bits is not None:
-            found.append(bits)
-        else:
+        if bits is None:
             rest = rest + term if sign == 1 else rest - term
-    return _Codes(*found[0], rest) if len(found) == 1 else None
+            continue
+        if taken & bits.mask << bits.up:
+            return None
+        taken |= bits.mask << bits.up
+        found.append(bits)
+    return _Codes(tuple(found), rest) if found else None
 
 
 def _terms(number: tirx.Expr, sign: int) -> Iterator[tuple[int, tirx.Expr]]:
@@ -249,44 +260,65 @@ def _terms(number: tirx.Expr, sign: int) -> Iterator[tuple[int, tirx.Expr]]:
         yield sign, number
 
 
-def _bits(term: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr | int, int] | None:
-    """What a term takes bits of, from which on, and the mask of as many lowest bits."""
+def _bits(term: tirx.Expr) -> _Bits | None:
+    """The bits that a term takes, if it does nothing else."""
+    up = 0
+    if isinstance(term, tirx.Mul) and isinstance(term.b, tirx.IntImm) and int(term.b).bit_count() == 1:
+        term, up = term.a, int(term.b).bit_length() - 1
     if not isinstance(term, tirx.BitwiseAnd) or not isinstance(term.b, tirx.IntImm):
         return None
     source, shift, mask = term.a, 0, int(term.b)
     if isinstance(source, tirx.RShift):
         known = evaluate(source.b, {})
         source, shift = source.a, source.b if known is None else int(known)
-    return (source, shift, mask) if mask > 0 and mask & (mask + 1) == 0 else None
+    return _Bits(source, shift, mask, up) if mask > 0 and mask & (mask + 1) == 0 else None
 
 
 def _word(first: _Codes | None, second: _Codes | None, analyzer: sym.Analyzer) -> tirx.Expr | None:
-    """Both numbers in an int32, the second in its upper half; None if they aren't bits of one integer and equal else.
-
-    Of a word both are where they are to be, but for a shift. Another integer is moved, so that the second's bits are in
-    the upper half. Both are masked at once.
-    """
-    if first is None or second is None or first.mask != second.mask:
+    """Both numbers in an int32, the second in its upper half; None if they aren't bits of the same and equal else."""
+    if first is None or second is None or len(first.bits) != len(second.bits):
         return None
-    if not alike([first.source, first.rest], [second.source, second.rest]):
+    if not alike([first.rest], [second.rest]):
         return None
-    mask, width = first.mask | first.mask << _HALF, first.mask.bit_length()
-    places = _whole(first.shift), _whole(second.shift)
-    if _are_halves_apart(*places, width, analyzer):
-        copies = first.source >> places[0]
-    elif isinstance(first.shift, int) and isinstance(second.shift, int):
-        moved = _HALF - second.shift
-        # Neither copy of the integer may have a bit where the other one is masked.
-        apart = _fits(analyzer.const_int_bound(first.source), 1 << moved) and first.mask < 1 << moved
-        if first.shift or not 0 < second.shift < _HALF or not apart:
-            return None
-        copies = first.source * (1 << moved | 1)
-    else:
+    placed = [_placed(*bits, analyzer) for bits in zip(first.bits, second.bits)]
+    copies = [each for each in placed if each is not None]
+    if len(copies) < len(placed):
         return None
+    masks = [bits.mask << bits.up | bits.mask << bits.up + _HALF for bits in first.bits]
     rest = analyzer.simplify(first.rest * (1 << _HALF | 1))
-    if isinstance(rest, tirx.IntImm) and int(rest) & mask == 0:
-        return _masked(copies, mask, int(rest))
-    return tirx.bitwise_and(copies, mask) + rest
+    if len(copies) == 1 and isinstance(rest, tirx.IntImm) and int(rest) & masks[0] == 0:
+        return _masked(copies[0], masks[0], int(rest))
+    masked = [tirx.bitwise_and(copy, _signed(mask)) for copy, mask in zip(copies, masks)]
+    return reduce(tirx.bitwise_or, masked) + rest
+
+
+def _placed(first: _Bits, second: _Bits, analyzer: sym.Analyzer) -> tirx.Expr | None:
+    """An int32 that has the bits of both where they are to be, and others elsewhere; None if there is none.
+
+    Of a word both are where they are to be, but for a shift. Another integer is moved twice, so that the second's bits
+    are in the upper half.
+    """
+    if (first.mask, first.up) != (second.mask, second.up) or not alike([first.source], [second.source]):
+        return None
+    width, places = first.mask.bit_length(), (_whole(first.shift), _whole(second.shift))
+    if first.up == 0 and _are_halves_apart(*places, width, analyzer):
+        return first.source >> places[0]
+    if not isinstance(first.shift, int) or not isinstance(second.shift, int):
+        return None
+    lower, upper = first.up - first.shift, first.up + _HALF - second.shift
+    bound = analyzer.const_int_bound(first.source)
+    # Neither copy of the integer may have a bit where the other one is masked.
+    if lower < 0 or first.up + width > upper or not _fits(bound, 1 << max(upper - lower, 0)):
+        return None
+    if int(bound.max_value) << upper < 1 << 2 * _HALF - 1:
+        return first.source * (1 << upper | 1 << lower)
+    copies = tirx.Cast("uint32", first.source) * tirx.const(1 << upper | 1 << lower, "uint32")
+    return tirx.reinterpret("int32", copies)
+
+
+def _signed(mask: int) -> int:
+    """A mask of 32 bits as the int32 that has them."""
+    return mask - (mask >> 2 * _HALF - 1 << 2 * _HALF)
 
 
 def _whole(shift: tirx.Expr | int) -> tirx.Expr:
