@@ -170,6 +170,38 @@ assert (experts == order).all() and np.allclose(found, chosen / chosen.sum(axis=
 print(f"route: the first token goes to experts {experts[0].tolist()}\n")
 
 # %%
+# A tile is reduced by any function of two numbers that is associative and commutative, too: `reduce` takes it with the
+# number that it changes nothing by. Here rows' checksums, and the logarithm of the sum of their exponentials.
+
+
+def log_add_exp(a, b):
+    most = T.max(a, b)
+    return most + T.log(T.exp(a - most) + T.exp(b - most))
+
+
+@T.prim_func
+def fold(words: T.Buffer((100, 64), "int32"), sums: T.Buffer((100,), "int32"), logs: T.Buffer((100,), "float32")):
+    with tile.kernel(tile.cdiv(100, 8)) as m:
+        w = tile.fragment((8, 64), "int32")
+        x = tile.fragment((8, 64), "float32")
+        check = tile.fragment((8,), "int32")
+        log = tile.fragment((8,), "float32")
+        tile.copy(words[m * 8, 0], w)
+        tile.cast(w, x)
+        tile.reduce(w, check, lambda a, b: a ^ b, identity=0)
+        tile.reduce(x, log, log_add_exp, identity=-1e30)
+        tile.copy(check, sums[m * 8])
+        tile.copy(log, logs[m * 8])
+
+
+words = rng.integers(-9, 9, (100, 64)).astype("int32")
+sums, logs = np.full(100, -1, "int32"), np.full(100, np.nan, "float32")
+tile.compile(fold, "llvm")(words, sums, logs)
+assert (sums == np.bitwise_xor.reduce(words, axis=1)).all()
+assert np.allclose(logs, np.logaddexp.reduce(words.astype("float64"), axis=1))
+print(f"fold: the first row's checksum is {sums[0]}\n")
+
+# %%
 # 4. Attention
 # ------------
 #

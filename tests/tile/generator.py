@@ -17,12 +17,13 @@ import numpy as np
 import tvm
 from formulas import Formulas
 from generator_control import add_knob, add_options, enter, open_sizes
-from generator_words import ATOMIC, WORDS
+from generator_words import ATOMIC, WORDS, combinations
 from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reducers import combined_type
 
 LARGEST = {"float32": 2.0**22, "float16": 512.0, "bfloat16": 128.0, "int32": 2.0**30, "int8": 127.0}
 """Integers up to here, and their sums and products on the way, are exact in each type."""
@@ -192,8 +193,14 @@ class Maker:
     def reduce(self, new: bool) -> None:
         src, axis = self.choose(self.written("mn")), self.choose([0, 1])
         dst, _ = self.target("n" if axis == 0 else "m", new)
-        kind = self.choose(["sum", "max", "min"])
-        self.line(f"tile.{kind}({src}, {dst}, {axis}, accumulate={not new and self.choose([True, False])})")
+        kind = self.choose(["sum", "max", "min", "reduce"])
+        function, fits = "", True
+        if kind == "reduce":
+            own, to = self.tiles[src][1], self.tiles[dst][1]
+            dtype = combined_type(own, to)
+            function, fits = f"{self.choose(combinations(dtype))}, ", dtype == combined_type(to, to)
+        accumulate = not new and self.choose([True, False]) and fits
+        self.line(f"tile.{kind}({src}, {dst}, {function}axis={axis}, accumulate={accumulate})")
 
     def ordered(self, new: bool) -> None:
         """The first of each line, of all rows, or rows in order: values, places or both, each then an output."""

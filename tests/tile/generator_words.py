@@ -13,6 +13,26 @@ ATOMIC = ("float32", "int32", "float16", "bfloat16")
 """The types of a program's tiles whose elements may be joined atomically."""
 
 
+def combinations(dtype: str) -> list[str]:
+    """Functions to reduce by, with their identities, that are exact on whole numbers in every order."""
+    found = ["lambda a, b: T.max(T.abs(a), T.abs(b)), identity=0"]
+    if "float" in dtype:
+        return [
+            *found,
+            "lambda a, b: a + b + 1, identity=-1",
+            "lambda a, b: T.if_then_else(a < b, a, b), identity=1e30",
+            "T.max, identity=-1e30",
+        ]
+    least = np.iinfo(dtype).min
+    return [
+        *found,
+        "lambda a, b: a ^ b, identity=0",
+        "T.bitwise_or, identity=0",
+        "lambda x, y: x & y, identity=-1",
+        f"lambda a, b: T.if_then_else(a > b, a, b), identity={least}",
+    ]
+
+
 def random(maker: Maker) -> None:
     """Random numbers of an element's place, from a seed that is data or none, as words or as parts of one."""
     dst, dtype = maker.target("mn", True)

@@ -11,7 +11,8 @@ are errors (`Fault`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from expressions import Evaluator, wrapped
@@ -287,11 +288,24 @@ class _Block:
         self._store(gemm.c, total.reshape(gemm.c.extents))
 
     def _reduce(self, reduce: Reduce) -> None:
-        function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduce.kind]
-        result = function.reduce(self._load(reduce.src), axis=reduce.axis).reshape(reduce.dst.extents)
+        values = self._load(reduce.src)
+        if reduce.reducer is None:
+            function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduce.kind]
+            result = function.reduce(values, axis=reduce.axis)
+        else:
+            function = self._function(reduce.reducer)
+            lines = np.moveaxis(values, reduce.axis, 0)
+            start = np.full(lines.shape[1:], self._value(reduce.reducer.identity_element[0]))
+            result = functools.reduce(function, lines, start)
+        result = result.reshape(reduce.dst.extents)
         if "int" in reduce.dst.tile.dtype and result.dtype.kind == "f":  # it is a number of dst's type that accumulates
             result = np.trunc(result)
         self._store(reduce.dst, function(self._load(reduce.dst), result) if reduce.accumulate else result)
+
+    @staticmethod
+    def _function(reducer: tirx.CommReducer) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        (a,), (b,), (value,) = reducer.lhs, reducer.rhs, reducer.result
+        return lambda some, other: wrapped(Evaluator({a: some, b: other}, _no_load)(value), str(value.ty))
 
     def _sort(self, sort: Sort) -> None:
         lines = np.moveaxis(self._load(sort.src), sort.axis, -1)

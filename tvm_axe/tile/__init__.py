@@ -32,6 +32,7 @@ from tvm_axe.tile.order import argmax, argmin, cumsum, sort, top_k
 from tvm_axe.tile.philox import random
 from tvm_axe.tile.printing import print
 from tvm_axe.tile.reading import read
+from tvm_axe.tile.reducers import reduce
 
 __all__ = [
     "TileExecutable",
@@ -66,6 +67,7 @@ __all__ = [
     "print",
     "random",
     "read",
+    "reduce",
     "require",
     "shared",
     "signal",

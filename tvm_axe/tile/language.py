@@ -49,6 +49,9 @@ are set:
 A block may wait for what earlier kernels, other devices or the host set; one that waits for another block of its own
 kernel waits for ever where that block is not running yet. On a CPU, a device's blocks run in the order of the grid.
 
+`sum`, `max` and `min` reduce a tile along a dimension, and `reduce` does by a function of one's own:
+`tvm_axe.tile.reducers`.
+
 Blocks that add to one element, keep the largest there, or swap it, do so in no order: `tvm_axe.tile.atomics`. Order
 in a row, by `argmax`, `argmin`, `sort` and `top_k`, and sums up to each element, `cumsum`: `tvm_axe.tile.order`.
 Random numbers of counters: `tvm_axe.tile.philox`. What a kernel has is printed from it by `tvm_axe.tile.printing`.

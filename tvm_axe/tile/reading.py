@@ -43,6 +43,7 @@ from tvm_axe.tile.nodes import (
 from tvm_axe.tile.order import CUMSUM, INDICES, ORDERS, VALUES
 from tvm_axe.tile.printing import PRINT, parts
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reducers import REDUCER, check_reducer, without_choices
 from tvm_axe.tile.regions import Region, Tile, constant
 from tvm_axe.tile.walking import tiles_of
 
@@ -211,7 +212,11 @@ class Reader:
         dst, src, axes = self._region(call.args[0]), self._region(call.args[1]), [int(axis) for axis in call.args[2]]
         if len(axes) != 1:
             raise TileError(f"{word}: along axes {axes}; a tile is reduced along one axis at a time")
-        return Reduce(word, dst, src, _axis(word, src, axes[0]), bool(call.args[3]))
+        reducer, accumulate = call.config.get(REDUCER, None), bool(call.args[3])
+        if reducer is not None:
+            check_reducer(reducer, src.tile.dtype, dst.tile.dtype, accumulate, f"reduce of {src} into {dst}")
+            word, reducer = "reduce", without_choices(reducer)
+        return Reduce(word, dst, src, _axis(word, src, axes[0]), accumulate, reducer)
 
     def _order(self, stmt: tirx.Evaluate) -> Node:
         word = str(calls.called(stmt)).removeprefix("axe.")

@@ -328,6 +328,39 @@ def test_order_and_sums_along_rows():
     check(ranks, floats(8, 16), floats(8, 16), np.zeros((8, 4), "int32"))
 
 
+def test_reductions_by_functions():
+    @T.prim_func
+    def folded(X: T.Buffer((8, 16), "float32"), Y: T.Buffer((8,), "float32"), Z: T.Buffer((8,), "int32")):
+        with tile.kernel(2) as i:
+            x = tile.fragment((4, 16), "float32")
+            y = tile.fragment((4,), "float32")
+            k = tile.fragment((4, 16), "int32")
+            z = tile.fragment((4,), "int32")
+            tile.copy(X[i * 4, 0], x)
+            tile.fill(y, 2)
+            tile.reduce(x, y, lambda a, b: T.max(T.abs(a), T.abs(b)), identity=0, accumulate=True)
+            tile.copy(x, k)
+            tile.reduce(k, z, lambda a, b: a ^ b, identity=0)
+            tile.copy(y, Y[i * 4])
+            tile.copy(z, Z[i * 4])
+
+    check(folded, 9 * floats(8, 16), floats(8), np.zeros(8, "int32"))
+
+
+def test_a_function_that_streams_have_nothing_for():
+    @T.prim_func
+    def folded(X: T.Buffer((8, 16), "float32"), Y: T.Buffer((8,), "float32")):
+        with tile.kernel(1):
+            x = tile.fragment((8, 16), "float32")
+            y = tile.fragment((8,), "float32")
+            tile.copy(X[0, 0], x)
+            tile.reduce(x, y, lambda a, b: T.asinh(T.sinh(a) + T.sinh(b)), identity=0)
+            tile.copy(y, Y[0])
+
+    with pytest.raises(StreamError, match=r"the call T\.a?sinh.* isn't computed in streams; compute it before"):
+        from_tile(folded, Accelerator())
+
+
 SERIES = [(KERNELS[name], case) for name in ("split_k_matmul", "skinny_matmul", "einsum", "packed_attention",
                                               "decode_attention") for case in KERNELS[name].cases[:3]]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -54,7 +55,7 @@ class Steps:
             raise self.lines.refuse(
                 node, f"{joined.name} is joined with atomically, in no order; sum in a tile, over a loop of the block"
             )
-        strange = unknown(node.body if isinstance(node, Parallel) else list(node.scalars))
+        strange = unknown(node.body if isinstance(node, Parallel) else [*node.scalars, *_function_of(node)])
         if strange is not None:
             raise self.lines.refuse(node, f"{strange} isn't computed in streams; compute it before, and pass a tensor")
         inside = [] if isinstance(node, Parallel | Assign) else list(node.scalars)
@@ -178,12 +179,12 @@ class Steps:
         )
 
     def _reduce(self, node: Reduce) -> Step:
-        function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[node.kind]
+        reduced, combined = _reduction(node)
         get, old, put = self._source(node.src), self._source(node.dst), self._target(node.dst)
 
         def call(arrays: Arrays, boxes: Sequence[np.ndarray], values: Values) -> Made:
-            found = function.reduce(get(arrays, boxes, values), axis=node.axis).reshape(node.dst.extents)
-            return put(function(old(arrays, boxes, values), found) if node.accumulate else found, arrays, values)
+            found = reduced(get(arrays, boxes, values)).reshape(node.dst.extents)
+            return put(combined(old(arrays, boxes, values), found) if node.accumulate else found, arrays, values)
 
         sources = (node.src, node.dst) if node.accumulate else (node.src,)
         return Step(
@@ -192,7 +193,7 @@ class Steps:
             self._taken(sources, (node.dst,)),
             (node.dst.tile,),
             call,
-            int(np.prod(node.src.extents)),
+            int(np.prod(node.src.extents)) * max(1, sum(map(operations, _function_of(node)))),
             variables=self._starts(node.src, node.dst),
         )
 
@@ -320,6 +321,29 @@ class Steps:
         """Return the variables of where regions of tiles on chip start."""
         starts = [start for region in regions if region.tile.scope != "global" for start in region.start]
         return self.loop_variables(*starts)
+
+
+def _function_of(node: Node) -> tuple[Any, ...]:
+    """Return the expression by which a statement reduces, if it has one of its own."""
+    return tuple(node.reducer.result) if isinstance(node, Reduce) and node.reducer is not None else ()
+
+
+def _reduction(node: Reduce) -> tuple[Callable[[np.ndarray], np.ndarray], Callable[..., np.ndarray]]:
+    """Return what reduces an array, and what combines two."""
+    if node.reducer is None:
+        function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[node.kind]
+        return lambda array: function.reduce(array, axis=node.axis), function
+    a, b, value = node.reducer.lhs[0], node.reducer.rhs[0], node.reducer.result[0]
+    dtype, identity = str(value.ty), Evaluator({})(node.reducer.identity_element[0])
+
+    def combined(some: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return np.asarray(Evaluator({a: converted(some, dtype), b: converted(other, dtype)})(value))
+
+    def reduced(array: np.ndarray) -> np.ndarray:
+        lines = np.moveaxis(array, node.axis, 0)
+        return functools.reduce(combined, lines, np.full(lines.shape[1:], identity))
+
+    return reduced, combined
 
 
 def _is_all(region: Region) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
+from tvm import tirx
 
 from tvm_axe.tile.nodes.statement import Statement
+from tvm_axe.tile.reducers import combined, identity_of, reduced_type
 from tvm_axe.tile.regions import Region, Tile
 
 
@@ -64,7 +66,22 @@ class Gemm(Statement):
 class Reduce(Statement):
     """A reduction of `src` along one axis into `dst`, or into what `dst` holds if `accumulate`.
 
-    Invariant: `dst` has the extents of `src` without `axis`, up to ones; `kind` is ``"sum"``, ``"max"`` or ``"min"``.
+    Invariant: `dst` has the extents of `src` without `axis`, up to ones; `kind` is ``"sum"``, ``"max"`` or ``"min"``,
+    or ``"reduce"``, of which alone there is a `reducer`.
+
+    Attributes
+    ----------
+    kind : str
+        The word.
+    dst, src : Region
+        What is written, and what is reduced.
+    axis : int
+        The dimension of `src` along which it is.
+    accumulate : bool
+        Whether results are combined with what `dst` holds.
+    reducer : CommReducer or None
+        A function of one's own: two variables, the expression of them, and the identity, all of the type that
+        `reducers.combined_type` says.
     """
 
     kind: str
@@ -72,6 +89,7 @@ class Reduce(Statement):
     src: Region
     axis: int
     accumulate: bool
+    reducer: tirx.CommReducer | None = None
 
     @property
     def dtype(self) -> str:
@@ -79,10 +97,15 @@ class Reduce(Statement):
 
         As numpy does it, the result is converted, and not each element.
         """
-        src, dst = self.src.tile.dtype, self.dst.tile.dtype
-        if "float" in dst or ("float" not in src and np.can_cast(src, dst)):
-            return dst
-        return src
+        return reduced_type(self.src.tile.dtype, self.dst.tile.dtype)
+
+    def combined(self, a: Any, b: Any) -> Any:
+        """The combination of two values, which are in it as often as the function names them."""
+        return combined(self.kind, self.reducer, a, b)
+
+    def identity(self, dtype: str) -> tirx.Expr:
+        """The constant of a type that changes no result."""
+        return identity_of(self.kind, self.reducer, dtype)
 
     @property
     def reads(self) -> tuple[Tile, ...]:
@@ -97,7 +120,8 @@ class Reduce(Statement):
         return (self.dst, self.src)
 
     def __str__(self) -> str:
-        return f"{self.dst} {'accumulates' if self.accumulate else '='} {self.kind} of {self.src} along {self.axis}"
+        what = self.kind if self.reducer is None else str(self.reducer.result[0])
+        return f"{self.dst} {'accumulates' if self.accumulate else '='} {what} of {self.src} along {self.axis}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,15 +1,17 @@
-"""Sums, maxima and minima of a tile along a dimension, by vectors."""
+"""Sums, maxima, minima and other reductions of a tile along a dimension, by vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import tirx
+import tvm_ffi
+from tvm import ir
 from tvm.script.ir_builder import tirx as T
 
 from tvm_axe.tile.nodes import Reduce
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
+from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
 from tvm_axe.tile.targets.llvm.writer import Writer, nest, split
 
 SUMS = 4
@@ -17,8 +19,8 @@ SUMS = 4
 
 
 def write_reduce(writer: Writer, node: Reduce) -> None:
-    """Emit ``dst (with itself) = sum, max or min of src along the axis``."""
-    _Reduction(writer, node).write()
+    """Emit ``dst (with itself) = sum, max, min or another reduction of src along the axis``."""
+    (_Reduction if node.reducer is None else _OwnReduction)(writer, node).write()
 
 
 class _Reduction:
@@ -102,17 +104,11 @@ class _Reduction:
         return self.writer.load(self.node.dst.tile, self._target(point, lanes))
 
     def _identity(self, lanes: int) -> Any:
-        value = {
-            "sum": lambda: tirx.const(0, self.dtype),
-            "max": lambda: T.min_value(self.dtype),
-            "min": lambda: T.max_value(self.dtype),
-        }[self.node.kind]()
-        if self.dtype.startswith("float") and self.node.kind != "sum":
-            value = tirx.const(float("-inf") if self.node.kind == "max" else float("inf"), self.dtype)
+        value = self.node.identity(self.dtype)
         return value if lanes == 1 else T.Broadcast(value, lanes)
 
     def _combine(self, a: Any, b: Any) -> Any:
-        return a + b if self.node.kind == "sum" else T.max(a, b) if self.node.kind == "max" else T.min(a, b)
+        return self.node.combined(a, b)
 
     def _add(self, total: Any, value: Any, lanes: int) -> None:
         where = _vector(0, lanes)
@@ -144,6 +140,70 @@ class _Reduction:
         if lanes > 1:
             indices[self.targets[-1]] = T.Ramp(indices[self.targets[-1]], 1, lanes)
         return indices
+
+
+class _OwnReduction(_Reduction):
+    """A reduction by a function of scalars, of which upstream makes vectors in a loop over lanes.
+
+    What is combined is in memory each time, since the function may name its values many times.
+    """
+
+    def __init__(self, writer: Writer, node: Reduce) -> None:
+        super().__init__(writer, node)
+        assert node.reducer is not None, node
+        self.a, self.b = node.reducer.lhs[0], node.reducer.rhs[0]
+        self.lanes = self.lanes if _has_vectors(node) else 1
+        self.vector = T.vectorized if writer.guards is None else T.serial  # upstream makes no vectors of calls
+
+    def _by_columns(self, point: list[Any], lanes: int) -> None:
+        total = self._register(lanes)
+        with self.vector(lanes) as lane:
+            T.buffer_store(total, self._start(_shifted(point, lane, lanes), 1), [lane])
+        with T.serial(self.extent) as k, self.vector(lanes) as lane:
+            self._include(total, lane, self._source(_shifted(point, lane, lanes), k, 1))
+        with self.vector(lanes) as lane:
+            self._finish(_shifted(point, lane, lanes), total[lane], 1)
+
+    def _by_vectors(self, point: list[Any]) -> None:
+        """Reduce a row: by vectors, then halves of the vector, then the rest one by one."""
+        total, parts, lanes = self._register(1), self._register(self.lanes), self.lanes
+        whole = self.extent // lanes
+        T.buffer_store(total, self._start(point, 1), [0])
+        if whole:
+            with self.vector(lanes) as lane:
+                T.buffer_store(parts, self._identity(1), [lane])
+            with T.serial(whole) as step, self.vector(lanes) as lane:
+                self._include(parts, lane, self._row(point, step * lanes + lane, 1))
+            while lanes > 1:
+                lanes //= 2
+                with self.vector(lanes) as lane:
+                    self._include(parts, lane, parts[lane + lanes])
+            self._include(total, 0, parts[0])
+        with T.serial(self.extent - whole * self.lanes) as k:
+            self._include(total, 0, self._row(point, whole * self.lanes + k, 1))
+        self._finish(point, total[0], 1)
+
+    def _include(self, total: Any, where: Any, value: Any) -> None:
+        """Combine an element of `total` with a value."""
+        self.writer.scalars.update({self.a: total[where], self.b: value})
+        T.buffer_store(total, self.writer.expr(self.node.combined(self.a, self.b)), [where])
+
+
+def _has_vectors(node: Reduce) -> bool:
+    """Whether all that a function calls has a vector form."""
+    found: list[bool] = []
+
+    def on_call(call: ir.Call) -> None:
+        name = str(getattr(call.op, "name", ""))
+        found.append(name in FUNCTIONS or name == "tirx.reinterpret" or bool(call.op.get_attr("TVectorizable")))
+
+    tvm_ffi.structural_walk(node.reducer, (ir.Call, on_call))
+    return all(found)
+
+
+def _shifted(point: list[Any], lane: Any, lanes: int) -> list[Any]:
+    """The point of a lane; `point` is that of the first one."""
+    return point if lanes == 1 else [*point[:-1], point[-1] + lane]
 
 
 def _moved(start: Sequence[Any], dims: Sequence[int], offsets: Sequence[Any]) -> list[Any]:

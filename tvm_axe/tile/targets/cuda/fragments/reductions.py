@@ -148,19 +148,13 @@ class Reduction:
             T.buffer_store(self.dst.buffer, T.cast(value, self.dst.buffer.dtype), [register])
 
     def _combine(self, a: Any, b: Any) -> Any:
-        return a + b if self.node.kind == "sum" else tirx.max(a, b) if self.node.kind == "max" else tirx.min(a, b)
-
-    def _neutral(self) -> tirx.Expr:
-        """What changes no result."""
-        if self.node.kind == "sum":
-            return tirx.const(0, self.dtype)
-        largest = self.node.kind == "max"
-        if self.dtype.startswith("float"):
-            return tirx.const(-math.inf if largest else math.inf, self.dtype)
-        return tirx.min_value(self.dtype) if largest else tirx.max_value(self.dtype)
+        if self.node.reducer is None:
+            return self.node.combined(a, b)
+        # A function may name its values many times, and 32 parts are combined five deep.
+        return self.emitter.expression(self.node.combined(T.bind(a), T.bind(b)))
 
     def _over_registers(self, held: tirx.Buffer) -> None:
-        neutral = self._neutral()
+        neutral = self.node.identity(self.dtype)
         with T.unroll(self.dst.fragment.registers) as register:
             T.buffer_store(held, neutral, [register])
         base, coefficients = self.first
