@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import convolutions_gpu
 import kernels_gpu
 from peer_process import PeerProcess
 from tensors_gpu import EXPERTS, Spec, equation, gated
@@ -97,6 +98,8 @@ def cases(target: Target) -> Iterator[Case]:
     yield Case("paged 16x32/8x32768x128", KERNELS["decode_attention"], paged, "sdpa of pages", bytes_, MEMORY)
     for name, kernel, problem, peer_name, work, is_memory in kernels_gpu.cases():
         yield Case(name, KERNELS[kernel], problem, peer_name, work, MEMORY if is_memory else PRODUCT)
+    for name, problem, work in convolutions_gpu.cases():
+        yield Case(name, KERNELS["conv2d"], problem, "cudnn conv2d", work)
     for dtype, width in (("bfloat16", 2), ("float32", 4)):
         problem = {"rows": 8192, "columns": 8192, "dtype": dtype}
         for name in ("rms_norm", "softmax", "transpose"):
@@ -207,6 +210,7 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
         "copy": lambda t: t["Y"].view(t["X"].shape).copy_(t["X"]),
         "torch": torchs,
         **kernels_gpu.peers(case.problem, case.kernel.name),
+        **convolutions_gpu.peers(case.problem),
     }[case.peer]
 
 

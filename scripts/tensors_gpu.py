@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import convolutions_gpu
 import kernels_gpu
 
 EXPERTS = {"groups": 128, "choices": 8, "hidden": 2048, "inner": 768}
@@ -131,6 +132,8 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
         return made["Y"], gated(problem, torch.cat(parts))
     if name == "einsum":
         return made["C"], torch.einsum(equation(problem), made["A"].float(), made["B"].float())
+    if name == "conv2d":
+        return convolutions_gpu.compared(problem, made)
     if name in kernels_gpu.COMPARED:
         return kernels_gpu.compared(name, problem, made)
     scale = made["a_scale"] * made["b_scale"] if "a_scale" in made else 1.0

@@ -1,8 +1,9 @@
 """The CUDA source of tile programs, run on the host: threads of a block are coroutines, from barrier to barrier.
 
 It is for what CUDA says in C++: elements and their places, conditions, vectors, barriers, shuffles and
-atomics, of integers and float32. A kernel with instructions of its own (inline assembly) or other types isn't
-compiled.
+atomics, of integers and float32. Of instructions of its own (inline assembly) it knows ``cp.async``, which copies when
+it is waited for, or at once: what is right both ways doesn't depend on when. A kernel with others, or of other types,
+isn't compiled.
 """
 
 from __future__ import annotations
@@ -83,6 +84,25 @@ template <class T> static T from(T value, int lane) {
   __syncwarp();
   return value;
 }
+struct Piece { unsigned to; const void* from; int size, read; };
+static std::vector<std::vector<std::vector<Piece>>> copies;  // of each thread, of each group, the last one open
+static void move(const Piece& piece) {
+  std::memset(shared + piece.to, piece.to % piece.size ? 0xff : 0, piece.size);
+  if (piece.to % piece.size == 0) std::memcpy(shared + piece.to, piece.from, piece.read);
+}
+static void copied(unsigned to, const void* from, int size, int read) {
+  if (EARLY) move({to, from, size, read});
+  else copies[threadIdx.x].back().push_back({to, from, size, read});
+}
+static void committed() { copies[threadIdx.x].emplace_back(); }
+static void waited(int most) {
+  auto& groups = copies[threadIdx.x];
+  while ((int) groups.size() - 1 > most) {
+    for (const Piece& piece : groups.front()) move(piece);
+    groups.erase(groups.begin());
+  }
+}
+static unsigned __cvta_generic_to_shared(void* place) { return (uchar*) place - shared; }
 static int lane() { return threadIdx.x % 32; }
 template <class T> static T __shfl_sync(unsigned, T value, int at, int) { return from(value, at & 31); }
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask, int) { return from(value, lane() ^ mask); }
@@ -130,6 +150,7 @@ extern "C" void run(void** given, int blocks) {
     warps.assign((THREADS + 31) / 32, {0, 0});
     threads.clear();
     threads.resize(THREADS);
+    copies.assign(THREADS, {{}});
     for (Thread& thread : threads) {
       thread.stack = std::make_unique<char[]>(256 << 10);
       thread.done = false;
@@ -156,14 +177,31 @@ _HEAD = (
     "  #define ushort unsigned short\n#endif\n"  # the last line of what upstream writes in front of all that it makes
 )
 _KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\((\d+)[^)]*\) (\w+)\(([^)]*)\) {')
+_ASYNCHRONOUS = (
+    (
+        r'asm volatile\("cp\.async\.c[ag]\.shared\.global \[%0\], \[%1\], (\d+);".*',
+        r"copied(__dst_mem, __src_mem, \1, \1);",
+    ),
+    (
+        r'asm volatile\("cp\.async\.c[ag]\.shared\.global \[%0\], \[%1\], (\d+), %2;".*',
+        r"copied(__dst_mem, __src_mem, \1, __src_size);",
+    ),
+    (r'asm volatile\("cp\.async\.commit_group;".*', "committed();"),
+    (r'asm volatile\("cp\.async\.wait_group (\d+);".*', r"waited(\1);"),
+)
 
 
-def run(source: str, blocks: int, arrays: Mapping[str, np.ndarray], folder: Path) -> None:
-    """Run a kernel in blocks along one axis, on arrays by the names of its parameters; what it stores is in these."""
+def run(source: str, blocks: int, arrays: Mapping[str, np.ndarray], folder: Path, early: bool = False) -> None:
+    """Run a kernel in blocks along one axis, on arrays by the names of its parameters; what it stores is in these.
+
+    Copies that run ahead are made as late as they may be, or if `early` at once.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++, which compiles kernels for the host")
     body = source[source.index(_HEAD) + len(_HEAD) :]
+    for written, meant in _ASYNCHRONOUS:
+        body = re.sub(written, meant, body)
     assert "asm" not in body, "the kernel has instructions of its own"
     body = re.sub(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];", r"uchar* \1 = shared;", body)
     found = _KERNEL.search(body)
@@ -172,7 +210,7 @@ def run(source: str, blocks: int, arrays: Mapping[str, np.ndarray], folder: Path
     types, names = zip(*(each.replace("__restrict__", "").rsplit(maxsplit=1) for each in parameters.split(",")))
     call = ", ".join(f"({kind}) arguments[{at}]" for at, kind in enumerate(types))
     behind = _BEHIND.replace("CALL", f"{name}({call})").replace("THREADS", threads)
-    (folder / "kernel.cpp").write_text(_BEFORE + body + behind)
+    (folder / "kernel.cpp").write_text(f"#define EARLY {int(early)}\n" + _BEFORE + body + behind)
     options = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"]
     done = subprocess.run(
         [compiler, *options, "kernel.cpp", "-o", "kernel.so"], cwd=folder, capture_output=True, text=True

@@ -24,6 +24,7 @@ CASES = [
     ("packed_attention", 3), ("block_sparse_attention", 1), ("block_sparse_attention", 2),
     ("block_sparse_attention", 3), ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6),
     ("decode_attention", 7), ("decode_attention", 8), ("mla_decode", 0), ("mla_decode", 1), ("mla_decode", 2),
+    *(("conv2d", index) for index in range(11)),
     ("rms_norm", 1), ("softmax", 3), ("topk_gating", 1), ("topk_gating", 2), ("topk_gating", 5), ("transpose", 1),
 ]  # fmt: skip
 

@@ -27,7 +27,7 @@ HOPPER = [
     ("attention_backward", 6), ("attention_backward", 7), ("attention_backward", 8), ("attention_backward", 9),
     ("block_sparse_attention_backward", 1), ("block_scaled_matmul", 0),
     ("chunk_state", 1), ("chunk_state", 3), ("chunk_scan", 1), ("chunk_scan", 2), ("chunk_scan", 3),
-    ("mla_decode", 0), ("mla_decode", 2),
+    ("mla_decode", 0), ("mla_decode", 2), *(("conv2d", index) for index in range(11)),
 ]  # fmt: skip
 AMPERE = [
     ("matmul", 5), ("matmul", 7), ("grouped_matmul", 1), ("gathered_matmul", 3), ("attention", 2),
@@ -36,6 +36,7 @@ AMPERE = [
     ("attention_backward", 9), ("attention_backward", 10), ("chunk_state", 1), ("chunk_scan", 1),
     ("chunk_scan", 3), ("mla_decode", 0), ("mla_decode", 1),
     ("block_sparse_attention", 1), ("block_sparse_attention_backward", 0), ("w4a8_matmul", 0),
+    *(("conv2d", index) for index in range(11)),
 ]  # fmt: skip
 UNTRIED = [("matmul", 5), ("fp8_matmul", 0), ("attention", 2), ("rms_norm", 1), ("softmax", 4), ("topk_gating", 5)]
 COMPILED = [

@@ -77,19 +77,18 @@ class Epilogue:
     def expression(
         self,
         value: tirx.Expr,
-        place: tuple[Any, Any],
+        place: tuple[Any, ...],
         scales: tuple[tirx.Buffer, tirx.Buffer] | None,
         bias: tirx.Buffer,
         residual: tirx.Buffer,
     ) -> tirx.Expr:
-        """The element at row and column `place`, of which `value` is the product; only what is used is read."""
-        row, column = place
+        """The element at `place`, its column last, of which `value` is the product; only what is used is read."""
         if self.scaled and scales is not None:
             value = value * (scales[0][0] * scales[1][0])
         if self.bias:
-            value = value + T.cast(bias[column], "float32")
+            value = value + T.cast(bias[place[-1]], "float32")
         value = ACTIVATIONS[self.activation](value)
-        return value + T.cast(residual[row, column], "float32") if self.residual else value
+        return value + T.cast(residual[place], "float32") if self.residual else value
 
     def reference(self, product: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """The same in float64."""

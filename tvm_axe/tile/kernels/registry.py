@@ -19,6 +19,7 @@ from tvm_axe.tile.kernels.block_scaled import BLOCK_SCALED_MATMUL
 from tvm_axe.tile.kernels.block_sparse import BLOCK_SPARSE_ATTENTION
 from tvm_axe.tile.kernels.block_sparse_backward import BLOCK_SPARSE_ATTENTION_BACKWARD
 from tvm_axe.tile.kernels.chunked import CHUNK_SCAN, CHUNK_STATE
+from tvm_axe.tile.kernels.convolution import CONV2D
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
 from tvm_axe.tile.kernels.dequantized import W4A16_MATMUL, W8A16_MATMUL
 from tvm_axe.tile.kernels.einsum import EINSUM
@@ -40,7 +41,7 @@ _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, GATHERED_MATMUL, FP8_MATMUL,
     BLOCK_SCALED_MATMUL, W4A16_MATMUL, W8A16_MATMUL, W4A8_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD,
     PACKED_ATTENTION, BLOCK_SPARSE_ATTENTION, BLOCK_SPARSE_ATTENTION_BACKWARD, DECODE_ATTENTION, MLA_DECODE,
-    CHUNK_STATE, CHUNK_SCAN, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING, TRANSPOSE,
+    CHUNK_STATE, CHUNK_SCAN, CONV2D, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING, TRANSPOSE,
 )  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

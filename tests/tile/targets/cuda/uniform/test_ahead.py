@@ -139,3 +139,98 @@ def test_values_on_a_gpu(name, cuda, tmp_path):
     arrays = drawn()
     tile.compile(program, "cuda", Cache(tmp_path))(*arrays)
     np.testing.assert_array_equal(arrays[2], interpret(program, *drawn())[2])
+
+
+# ---- Tiles that are gathered --------------------------------------------------------------------------------------
+
+GATHERING = """
+@T.prim_func
+def func(X: T.Buffer((12, 12, {channels}), "{dtype}"), first: T.Buffer((9,), "int32"), Y: T.Buffer((80, {channels}), "float32")):
+    with tile.kernel(5) as b:
+        a = tile.shared((16, {channels}), "{dtype}")
+        y = tile.fragment((16, {channels}), "float32")
+        tile.fill(y, 0)
+        for j in tile.pipelined(9):
+{load}
+            with tile.parallel(16, {channels}) as (r, c):
+                y[r, c] = y[r, c] + T.cast(a[r, c], "float32")
+        tile.copy(y, Y[b * 16, 0])
+"""  # noqa: E501
+
+WINDOW = [
+    "with tile.parallel(16, {channels} // {piece}, {piece}) as (r, q, v):",
+    "    h: T.let = (b * 16 + r) // 8 + j // 3 - 1",
+    "    w: T.let = (b * 16 + r) % 8 + j % 3 - 1",
+    "    a[r, q * {piece} + v] = T.if_then_else(h >= 0 and w >= 0, X[h, w, q * {piece} + v], T.{dtype}(0))",
+]
+PLAIN = [
+    "with tile.parallel(16, {channels}) as (r, c):",
+    "    a[r, c] = X[(b * 16 + r) // 8 + j // 3, (b * 16 + r) % 8 + j % 3, c]",
+]
+
+GATHERED = {
+    "pieces of a window": (WINDOW, {"piece": 8, "channels": 64}, 16),
+    "short pieces": (WINDOW, {"piece": 4, "channels": 12}, 8),
+    "shorter pieces": (WINDOW, {"piece": 2, "channels": 6}, 4),
+    "single elements of 4 bytes": (WINDOW, {"piece": 1, "channels": 3, "dtype": "float32"}, 4),
+    "no condition": (PLAIN, {"channels": 64}, 16),
+    "by a name of the iteration": (
+        ["row: T.let = j // 3", *(line.replace("j // 3", "row") for line in PLAIN)], {}, 16,
+    ),
+    "the other way round": ([line.replace("a[r,", "a[15 - r,") for line in PLAIN], {}, 16),
+}  # fmt: skip
+"""What fills the tile, and the bytes that a thread takes at once."""
+
+NOT_GATHERED = {
+    "elements of 2 bytes": (WINDOW, {"piece": 1, "channels": 3}),
+    "another value than zero": ([line.replace("(0)", "(1)") for line in WINDOW], {}),
+    "a negative zero": ([line.replace("(0)", "(-0.0)") for line in WINDOW], {}),
+    "data say from where": ([line.replace("j // 3", "first[j]") for line in PLAIN], {}),
+    "a name of data": (["row: T.let = first[j]", *(line.replace("j // 3", "row") for line in PLAIN)], {}),
+    "data say whether": ([line.replace("h >= 0", "first[j] > 0") for line in WINDOW], {}),
+    "a sum": ([*PLAIN[:1], PLAIN[1].replace("= X", "= T.float16(1) + X")], {}),
+    "half of it": ([line.replace("(16,", "(8,") for line in PLAIN], {}),
+}
+
+
+def gathering(load, options):
+    options = {"piece": 8, "channels": 64, "dtype": "float16", **options}
+    indented = "\n".join("            " + line for line in load).format(**options)
+    return tvm.script.from_source(GATHERING.format(load=indented, **options), extra_vars={"tile": tile, "T": T})
+
+
+def images(options):
+    rng, channels = np.random.default_rng(1), options.get("channels", 64)
+    x = rng.integers(-4, 5, (12, 12, channels)).astype(options.get("dtype", "float16"))
+    return x, np.arange(9, dtype="int32") // 3, np.full((80, channels), np.nan, "float32")
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_gathers_run_ahead(name):
+    load, options, size = GATHERED[name]
+    for target in ("cuda:sm_80", "cuda:sm_90a"):
+        (pipeline,) = pipelines(gathering(load, options), target)
+        assert list(pipeline.copies.values()) == [size]
+
+
+@pytest.mark.parametrize("name", [*NOT_GATHERED])
+def test_what_is_no_gather_does_not_run_ahead(name):
+    assert pipelines(gathering(*NOT_GATHERED[name])) == []
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_gathers_on_a_cpu(name, tmp_path):
+    load, options, _ = GATHERED[name]
+    program, arrays = gathering(load, options), images(options)
+    want = interpret(program, *arrays)[2]
+    tile.compile(program, "llvm", Cache(tmp_path))(*arrays)
+    np.testing.assert_array_equal(arrays[2], want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GATHERED)
+def test_gathers_on_a_gpu(name, cuda, tmp_path):
+    load, options, _ = GATHERED[name]
+    program, arrays = gathering(load, options), images(options)
+    tile.compile(program, "cuda", Cache(tmp_path))(*arrays)
+    np.testing.assert_array_equal(arrays[2], interpret(program, *images(options))[2])

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.analysis.expressions import is_choice
+from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile.atomics import formers, joined
 from tvm_axe.tile.bodies import chained
 from tvm_axe.tile.nodes import Parallel
@@ -153,13 +154,13 @@ def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> _Together:
     best = _Together([], 1, node.body)
     least = float(len(accesses))
     for length in vector_lengths(8):
-        if lane.most % length or length == 1 or not _is_shared(emitter, condition, lane.var, length):
+        if lane.most % length or length == 1 or not is_shared(emitter.analyzer, condition, lane.var, length):
             continue
         fitting = [
             access
             for access in accesses
             if length * int(tvm_ffi.dtype(access.tile.dtype).bits) <= 128
-            if not sure.names & variables_in(*access.indices) and _is_vector(emitter, access, lane.var, length)
+            if not sure.names & variables_in(*access.indices) and _are_neighbours(emitter, access, lane.var, length)
         ]
         instructions = len(accesses) - len(fitting) * (1 - 1 / length)  # a point
         if instructions < least:
@@ -167,15 +168,15 @@ def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> _Together:
     return best
 
 
-def _is_shared(emitter: Emitter, condition: Any, var: tirx.Var, length: int) -> bool:
+def is_shared(analyzer: sym.Analyzer, condition: Any, var: tirx.Var, length: int) -> bool:
     """Whether a condition, if there is one, is the same at `length` points from a multiple of it on."""
     if condition is None or var not in variables_in(condition):
         return True
     if isinstance(condition, ir.prim.And):
-        return all(_is_shared(emitter, part, var, length) for part in (condition.a, condition.b))
+        return all(is_shared(analyzer, part, var, length) for part in (condition.a, condition.b))
     if not isinstance(condition, ir.prim.LT) or var in variables_in(condition.b):
         return False
-    first, analyzer = substitute_in(condition.a, {var: tirx.const(0, "int32")}), emitter.analyzer
+    first = substitute_in(condition.a, {var: tirx.const(0, "int32")})
     multiples = (bool(analyzer.can_prove(each % length == 0)) for each in (first, condition.b))
     return bool(analyzer.can_prove_equal(condition.a, first + var)) and all(multiples)
 
@@ -198,15 +199,25 @@ class _Unconditional:
         return [] if self.branches else list(node.accesses)
 
 
-def _is_vector(emitter: Emitter, access: _Access, var: tirx.Var, length: int) -> bool:
-    """Whether `length` points from a multiple of it on access as many neighbours, aligned."""
-    *outer, last = access.indices
+def _are_neighbours(emitter: Emitter, access: _Access, var: tirx.Var, length: int) -> bool:
+    layout = emitter.memory(access.tile).layout
+    return is_vector(emitter.analyzer, (access.tile.shape, access.indices), layout, var, length)
+
+
+def is_vector(
+    analyzer: sym.Analyzer,
+    access: tuple[Sequence[int], Sequence[Any]],
+    layout: Layout | ComposeLayout | None,
+    var: tirx.Var,
+    length: int,
+) -> bool:
+    """Whether `length` points from a multiple of it on access as many neighbours, aligned; of a shape, by indices."""
+    shape, (*outer, last) = access
     if var in variables_in(*outer) or isinstance(last, int):
         return False
-    first, analyzer = substitute_in(last, {var: tirx.const(0, "int32")}), emitter.analyzer
+    first = substitute_in(last, {var: tirx.const(0, "int32")})
     if not (analyzer.can_prove_equal(last, first + var) and analyzer.can_prove(first % length == 0)):
         return False
-    layout, shape = emitter.memory(access.tile).layout, access.tile.shape
     if layout is not None:
         return keeps_together(layout, shape, length)
     return len(shape) == 1 or bool(analyzer.can_prove(shape[-1] % length == 0))

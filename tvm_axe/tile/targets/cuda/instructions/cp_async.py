@@ -5,6 +5,9 @@ Source: PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tvm_ffi
 from tvm import sym, tirx
 from tvm.script import tirx as T
@@ -15,7 +18,8 @@ from tvm_axe.tile.targets.cuda.fragments.copies import Place, is_vector
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter
 from tvm_axe.tile.targets.cuda.fragments.walk import StridedWalk
 
-_SIZES = (16, 8, 4)
+SIZES = (16, 8, 4)
+"""Bytes that a thread takes at once."""
 
 
 def piece_bytes(analyzer: sym.Analyzer, copy: Copy, layout: Layout | ComposeLayout) -> int | None:
@@ -24,7 +28,7 @@ def piece_bytes(analyzer: sym.Analyzer, copy: Copy, layout: Layout | ComposeLayo
     if src.scope != "global" or dst.scope != "shared" or src.dtype != dst.dtype or copy.atomic:
         return None
     item = int(tvm_ffi.dtype(src.dtype).bits) // 8
-    for size in _SIZES:
+    for size in SIZES:
         length = size // item
         sides = ((copy.src, None), (copy.dst, layout))
         if length and all(is_vector(analyzer, region, held, length) for region, held in sides):
@@ -37,14 +41,18 @@ def start(emitter: Emitter, copy: Copy, size: int) -> None:
     vector = size // (int(tvm_ffi.dtype(copy.src.tile.dtype).bits) // 8)
     walk = StridedWalk(copy.src.shape, emitter.threads.count, vector)
     thread = emitter.threads.index
-    name = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global"
     with walk.steps() as steps, emitter.guarded(walk.conditions(thread, steps)):
         index = walk.index(thread, steps)
         src, dst = (Place(emitter, region, index) for region in (copy.src, copy.dst))
-        arguments = [dst.pointer(), src.pointer(), size]
-        if src.bounds:
-            arguments.append(T.cast(tirx.if_then_else(tirx.all(*src.bounds), size, 0), "uint32"))
-        T.evaluate(T.ptx[name](*arguments))
+        piece(dst.pointer(), src.pointer(), size, src.bounds)
+
+
+def piece(dst: Any, src: Any, size: int, conditions: Sequence[Any]) -> None:
+    """Start what a thread takes at once, of pointers; zeros where a condition doesn't hold."""
+    arguments = [dst, src, size]
+    if conditions:
+        arguments.append(T.cast(tirx.if_then_else(tirx.all(*conditions), size, 0), "uint32"))
+    T.evaluate(T.ptx[f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global"](*arguments))
 
 
 def commit() -> None:

@@ -42,6 +42,7 @@ from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registe
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import cp_async, flags, fma, mma
 from tvm_axe.tile.targets.cuda.residency import launch_bounds
+from tvm_axe.tile.targets.cuda.uniform.gathers import gather_of
 from tvm_axe.tile.targets.cuda.uniform.hazards import Hazards, Touched
 from tvm_axe.tile.targets.cuda.uniform.memory import ALIGNMENT, Pipeline
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
@@ -254,8 +255,13 @@ class _Block:
 
     def _start(self, pipeline: Pipeline, values: Values, emitter: Emitter, slot: Any) -> None:
         inner = self._in_slot(pipeline, emitter, slot)
-        for copy, size in pipeline.copies.items():
-            (changed,) = substitute((pipeline.ahead[copy],), values)
+        for load, size in pipeline.copies.items():
+            (changed,) = substitute((pipeline.ahead[load],), values)
+            if isinstance(changed, Parallel):
+                gather = gather_of(changed)
+                assert gather is not None, changed
+                gather.start(inner, size)
+                continue
             assert isinstance(changed, Copy), changed
             # Where data say from where, they are loaded once, and not for each piece of the copy.
             place = tuple(
@@ -265,8 +271,8 @@ class _Block:
 
     def _in_slot(self, pipeline: Pipeline, emitter: Emitter, slot: Any) -> Emitter:
         """An emitter for which the tiles that run ahead are in a slot."""
-        for copy in pipeline.copies:
-            tile = copy.dst.tile
+        for load in pipeline.copies:
+            (tile,) = load.writes
             stored = self.emitter.memory(tile)
             place = Memory(stored.buffer, stored.layout, slot * self.memory.slot_elements(tile))
             emitter = emitter.with_tile(tile, place)

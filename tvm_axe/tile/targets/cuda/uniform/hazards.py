@@ -92,8 +92,8 @@ class Hazards:
 
     def ahead(self, pipeline: Pipeline) -> tuple[list[Tile], list[Tile]]:
         """What the loads that run ahead read and write."""
-        copies = pipeline.ahead.values()
-        return [tile for copy in copies for tile in self.reads(copy)], [copy.dst.tile for copy in copies]
+        loads = pipeline.ahead.values()
+        return [tile for load in loads for tile in self.reads(load)], [tile for load in loads for tile in load.writes]
 
     def settled(self, body: Sequence[Node], entry: Touched) -> Touched:
         """What may have been touched at the start of any iteration of a loop."""

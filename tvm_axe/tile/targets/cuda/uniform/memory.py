@@ -52,16 +52,16 @@ class Pipeline:
 
     Attributes
     ----------
-    copies : mapping from Copy to int
-        The loads, with the bytes that a thread takes at once.
-    ahead : mapping from Copy to Copy
+    copies : mapping from Copy or Parallel to int
+        The loads, with the bytes that a thread takes at once; a parallel is one that gathers (`uniform.gathers`).
+    ahead : mapping from Copy or Parallel to the same
         Each as it is made before its iteration: from where the names of that iteration say, by what they are.
     stages : int
         How many iterations' tiles there are slots for.
     """
 
-    copies: Mapping[Copy, int]
-    ahead: Mapping[Copy, Copy]
+    copies: Mapping[Copy | Parallel, int]
+    ahead: Mapping[Copy | Parallel, Copy | Parallel]
     stages: int
 
 
@@ -86,7 +86,7 @@ class UniformMemory:
     def slots(self, tile: Tile) -> int:
         """How many of a tile there are."""
         pipelines = self.pipelines.values()
-        return max([p.stages for p in pipelines if any(copy.dst.tile is tile for copy in p.copies)], default=1)
+        return max([p.stages for p in pipelines if any(tile in load.writes for load in p.copies)], default=1)
 
     def slot_bytes(self, tile: Tile) -> int:
         """How far it is from one slot of a tile to the next."""

@@ -11,16 +11,20 @@ from tvm import ir, sym, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
-from tvm_axe.tile.nodes import Assign, Copy, Let, Loop, Node, Wait
+from tvm_axe.tile.nodes import Assign, Copy, Let, Loop, Node, Parallel, Wait
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.instructions import cp_async
 from tvm_axe.tile.targets.cuda.residency import Residency
+from tvm_axe.tile.targets.cuda.uniform.gathers import gather_of
 from tvm_axe.tile.targets.cuda.uniform.memory import Pipeline, UniformMemory
-from tvm_axe.tile.walking import leaves, variables_in, walk
+from tvm_axe.tile.walking import leaves, substitute, variables_in, walk
 
 _STAGES = (4, 3, 2)
+
+Load = Copy | Parallel
+"""What fills a shared tile: a copy, or a parallel that gathers."""
 
 
 def decide_pipelines(
@@ -64,7 +68,7 @@ def decide_pipelines(
             why = why if able else "there are no copies that run ahead"
             decisions.add(f"loop {loop.var.name}", "loads don't run ahead", why)
             continue
-        memory = _with_stages(memory, loop, (copies, {copy: ahead[copy] for copy in copies}), residency, decisions)
+        memory = _with_stages(memory, loop, (copies, {load: ahead[load] for load in copies}), residency, decisions)
     if memory.bytes > residency.shared_bytes:
         tiles = ", ".join(f"{tile.name} {memory.slots(tile)} x {memory.slot_bytes(tile)}" for tile in memory.layouts)
         raise TileError(
@@ -76,7 +80,7 @@ def decide_pipelines(
 def _with_stages(
     memory: UniformMemory,
     loop: Loop,
-    loads: tuple[dict[Copy, int], dict[Copy, Copy]],
+    loads: tuple[dict[Load, int], dict[Load, Load]],
     residency: Residency,
     decisions: Decisions,
 ) -> UniformMemory:
@@ -100,7 +104,7 @@ def _pipelined(memory: UniformMemory, loop: Loop, pipeline: Pipeline) -> Uniform
     return replace(memory, pipelines={**memory.pipelines, loop: pipeline})
 
 
-def _ahead(program: TileProgram, loop: Loop) -> dict[Copy, Copy]:
+def _ahead(program: TileProgram, loop: Loop) -> dict[Load, Load]:
     """The loads that may be made before the iteration that they belong to, each as it is made then.
 
     All that fill a tile run ahead, or none. A load is from where names of its iteration say, and they of what the loop
@@ -111,22 +115,31 @@ def _ahead(program: TileProgram, loop: Loop) -> dict[Copy, Copy]:
     written = {tile.buffer for tile in loop.writes}
     changing = {node.var for node in inside if isinstance(node, Let | Loop)}
     made = dict(_with_names(loop))
-    found: dict[Copy, Copy] = {}
-    for tile in dict.fromkeys(copy.dst.tile for copy in made):
+    found: dict[Load, Load] = {}
+    for tile in dict.fromkeys(tile for load in made for tile in load.writes):
         writers = [node for node in leaves(loop.body) if tile in node.writes]
         if any(tile in node.reads + node.writes for node in outside) or not all(node in made for node in writers):
             continue
-        own = {node: made[node] for node in writers if isinstance(node, Copy)}
-        used = [variables_in(*copy.src.start, *copy.dst.start) for copy in own.values()]
+        own = {node: made[node] for node in writers if isinstance(node, Copy | Parallel)}
+        used = [_variables(load) for load in own.values()]
         steady = all(not variables & changing and not variables & written for variables in used)
-        sources = [copy.src.tile for copy in own]
+        sources = [source for load in own for source in load.reads]
         if steady and not any(source in loop.writes for source in sources) and _first(loop.body, tile, own):
             found |= own
-    return {copy: found[copy] for copy in made if copy in found}
+    return {load: found[load] for load in made if load in found}
 
 
-def _with_names(loop: Loop) -> Iterator[tuple[Copy, Copy]]:
-    """The copies to shared tiles in a loop's body itself, and the same with what names are in the place of names."""
+def _variables(load: Load) -> frozenset[tirx.Var]:
+    """The variables that say from where a load is, and to where."""
+    if isinstance(load, Copy):
+        return variables_in(*load.src.start, *load.dst.start)
+    gather = gather_of(load)
+    assert gather is not None, load
+    return gather.used
+
+
+def _with_names(loop: Loop) -> Iterator[tuple[Load, Load]]:
+    """The loads of shared tiles in a loop's body itself, and the same with what names are in the place of names."""
     names: dict[tirx.Var, Any] = {}
     held: dict[tirx.Buffer, Any] = {}
     assigned = Counter(tile for node in leaves(loop.body) if isinstance(node, Assign) for tile in node.writes)
@@ -149,16 +162,30 @@ def _with_names(loop: Loop) -> Iterator[tuple[Copy, Copy]]:
         elif isinstance(node, Copy) and node.dst.tile.scope == "shared":
             dst, src = (replace(side, start=tuple(map(resolved, side.start))) for side in (node.dst, node.src))
             yield node, replace(node, dst=dst, src=src)
+        elif isinstance(node, Parallel) and gather_of(node) is not None:
+            (changed,) = substitute((node,), names)
+            # A name may stand for what is loaded, and a gather's places are none of data.
+            if isinstance(changed, Parallel) and gather_of(changed) is not None:
+                yield node, changed
 
 
-def _sized(ahead: dict[Copy, Copy], memory: UniformMemory, analyzer: sym.Analyzer) -> dict[Copy, int]:
+def _sized(ahead: dict[Load, Load], memory: UniformMemory, analyzer: sym.Analyzer) -> dict[Load, int]:
     """The bytes that a thread takes at once, of the loads into tiles all of whose loads ``cp.async`` does."""
-    sizes = {copy: cp_async.piece_bytes(analyzer, made, memory.layouts[copy.dst.tile]) for copy, made in ahead.items()}
-    whole = {copy.dst.tile for copy in ahead} - {copy.dst.tile for copy, size in sizes.items() if size is None}
-    return {copy: size for copy, size in sizes.items() if size is not None and copy.dst.tile in whole}
+    sizes = {load: _piece_bytes(made, memory, analyzer) for load, made in ahead.items()}
+    whole = {tile for load, size in sizes.items() if size is not None for tile in load.writes}
+    whole -= {tile for load, size in sizes.items() if size is None for tile in load.writes}
+    return {load: size for load, size in sizes.items() if size is not None and whole.issuperset(load.writes)}
 
 
-def _first(body: Sequence[Node], tile: Tile, copies: Collection[Copy]) -> bool:
+def _piece_bytes(load: Load, memory: UniformMemory, analyzer: sym.Analyzer) -> int | None:
+    (tile,) = load.writes
+    if isinstance(load, Copy):
+        return cp_async.piece_bytes(analyzer, load, memory.layouts[tile])
+    gather = gather_of(load)
+    return None if gather is None else gather.piece_bytes(analyzer, memory.layouts[tile])
+
+
+def _first(body: Sequence[Node], tile: Tile, loads: Collection[Load]) -> bool:
     """Whether nothing reads a tile before the last of the loads that fill it."""
-    last = max(body.index(copy) for copy in copies)
+    last = max(body.index(load) for load in loads)
     return all(tile not in node.reads for node in body[:last])

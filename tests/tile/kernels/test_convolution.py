@@ -1,0 +1,98 @@
+"""Convolutions: what is refused, which loads run ahead, and the code for GPUs on the host."""
+
+import numpy as np
+import pytest
+from on_host import run
+from tvm.target import Target
+
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+from tvm_axe.machines.cache import Cache
+from tvm_axe.tile.kernels import KERNELS
+from tvm_axe.tile.kernels.check import judged, poison
+
+CONV2D = KERNELS["conv2d"]
+CPU = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+HOPPER, AMPERE = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_90a", "sm_80"))
+
+
+def problem(size, channels, out_channels, kernel, dtype="bfloat16", **options):
+    batch, pixels = size
+    extents = {"batch": batch, "height": pixels, "width": pixels, "channels": channels, "out_channels": out_channels}
+    return {**extents, "kernel_height": kernel, "kernel_width": kernel, "dtype": dtype, **options}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"groups": 3}, "conv2d: groups divides channels and out_channels, got 3 of 64 and 72"),
+        ({"groups": 16}, "got 16 of 64 and 72"),
+        ({"groups": 0}, "got 0 of 64 and 72"),
+        ({"height": 2, "kernel_height": 5}, r"images of 2 x 7 pixels with padding=\(1, 1\) for windows of 5 x 3"),
+        ({"dilation": (1, 5)}, "windows of 3 x 11; valid are images as large as a window with their padding"),
+        ({"dtype": "tf32"}, "dtype is one of float16, bfloat16, float32, got 'tf32'"),
+        ({"strides": (0, 1)}, r"strides=\(0, 1\); valid is a pair of numbers from 1 on"),
+        ({"padding": (1, -1)}, r"padding=\(1, -1\); valid is a pair of numbers from 0 on"),
+        ({"dilation": (1,)}, r"dilation=\(1,\); valid is a pair"),
+        ({"strides": 2}, "strides=2; valid is a pair"),
+        ({"channels": 0}, "channels=0; valid is a number from 1 on"),
+        ({"kernel_width": 2.5}, "kernel_width=2.5; valid is a number from 1 on"),
+        ({"activation": "swish"}, "activation is one of none, relu, silu, gelu, got 'swish'"),
+    ],
+)
+def test_convolutions_that_are_none(changes, message):
+    with pytest.raises(TileError, match=message):
+        CONV2D.recipe(CPU, {**CONV2D.cases[0], **changes})
+
+
+@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
+@pytest.mark.parametrize(
+    "given, size",
+    [
+        (problem((32, 56), 64, 64, 3, padding=(1, 1)), 16),
+        (problem((32, 14), 512, 512, 3, padding=(1, 1), groups=32), 16),
+        (problem((32, 28), 256, 256, 3, padding=(1, 1), groups=32), 16),
+        (problem((8, 28), 24, 64, 3, padding=(4, 4), dilation=(4, 4)), 16),
+        (problem((32, 56), 256, 64, 1), 16),
+        (problem((2, 28), 36, 64, 3, dtype="float32"), 16),
+        (problem((32, 56), 128, 128, 3, padding=(1, 1), groups=32), 8),
+        (problem((32, 224), 4, 64, 7, strides=(2, 2), padding=(3, 3)), 8),
+        (problem((2, 28), 6, 64, 3), 4),
+        (problem((2, 28), 3, 64, 3, dtype="float32"), 4),
+    ],
+)
+def test_windows_are_loaded_ahead(given, size, target):
+    (program,) = CONV2D.recipe(target, given).programs
+    (pipeline,) = tile.plan(program, target).memory.pipelines.values()
+    assert list(pipeline.copies.values()) == [size, size]
+    assert "stages of cp.async" in tile.explain(program, target)
+
+
+def test_odd_channels_of_16_bits_are_loaded_where_they_are_used():
+    (program,) = CONV2D.recipe(AMPERE, problem((32, 224), 3, 64, 7, strides=(2, 2), padding=(3, 3))).programs
+    assert "loads don't run ahead  (none can)" in tile.explain(program, AMPERE)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    "given, knobs",
+    [
+        (problem((2, 9), 16, 24, 3, padding=(1, 1)), {"block_m": 64, "block_n": 16, "stages": 3}),
+        (problem((1, 11), 12, 20, 3, padding=(2, 1), strides=(2, 1), dilation=(1, 2), bias=True), {"block_n": 16}),
+        (problem((1, 8), 24, 12, 3, padding=(1, 1), groups=3, residual=True), {"stages": 2}),
+        (problem((1, 10), 3, 16, 5, strides=(2, 2), padding=(2, 2), bias=True), {}),
+        (problem((1, 5), 4, 8, 2, groups=4), {}),
+        (problem((2, 9), 12, 12, 3, padding=(1, 1), groups=12, strides=(2, 1)), {}),
+        (problem((1, 13), 5, 5, 5, padding=(4, 4), groups=5, dilation=(2, 2), bias=True), {}),
+    ],
+)
+def test_code_for_gpus_on_the_host(given, knobs, early, tmp_path):
+    """Of exact products, whose loads run ahead as those for tensor cores do."""
+    given = {**given, "dtype": "float32"}
+    recipe = CONV2D.recipe(AMPERE, given, **knobs)
+    (program,), arrays = recipe.programs, CONV2D.inputs(np.random.default_rng(5), given)
+    outputs = {name: poison(*recipe.tensors[name]) for name in recipe.outputs}
+    source = tile.compile(program, AMPERE, Cache(tmp_path / "kept")).source
+    run(source, tile.plan(program, AMPERE).grid.blocks, {**arrays, **outputs}, tmp_path, early)
+    _, fault = judged(outputs, CONV2D.reference(given, arrays), 1e-5)
+    assert not fault

@@ -1,0 +1,119 @@
+"""Convolutions of each channel by itself: boxes of pixels, loaded once with what stands around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvm_axe import tile
+from tvm_axe.layout.dtypes import dtype_bits
+from tvm_axe.machines import Gpu, Machine
+from tvm_axe.tile.kernels.epilogue import Epilogue
+from tvm_axe.tile.kernels.kernel import Knobs, Recipe, choose, only_used
+from tvm_axe.tile.kernels.windows import Windows
+
+_ROOM = 40 << 10
+"""Bytes of shared memory that a box may take, so that some blocks run at once."""
+
+_LEAST = 8
+"""Pixels of a box at least: of fewer, what stands around them is most of what is loaded."""
+
+
+def boxes(windows: Windows, epilogue: Epilogue, *, block_h: int, block_w: int, block_n: int) -> Recipe:
+    """A block has `block_h` x `block_w` pixels of `block_n` channels, and all of the image that their windows cover."""
+    x_shape, w_shape, y_shape = windows.shapes
+    dtype, channels = windows.dtype, windows.channels
+    rows, columns = _covered(windows, block_h, block_w)
+    across, down = tile.cdiv(windows.out_width, block_w), tile.cdiv(windows.out_height, block_h)
+    kernel_width, places = windows.kernel_width, windows.kernel_height * windows.kernel_width
+
+    def weight(W: tirx.Buffer, place: Any, channel: Any) -> Any:
+        value = W[T.min(channel, channels - 1), place // kernel_width, place % kernel_width, 0]
+        return T.cast(value, "float32")
+
+    @T.prim_func
+    def depthwise_conv2d(
+        X: T.Buffer(x_shape, dtype),
+        W: T.Buffer(w_shape, dtype),
+        bias: T.Buffer((windows.out_channels,), dtype),
+        residual: T.Buffer(y_shape, dtype),
+        Y: T.Buffer(y_shape, dtype),
+    ) -> None:
+        with tile.kernel(windows.batch, down * across, tile.cdiv(channels, block_n)) as (z, i, j):
+            x_tile = tile.shared((rows, columns, block_n), dtype)
+            w = tile.shared((places, block_n), "float32")
+            c = tile.fragment((block_h * block_w, block_n), "float32")
+            first_y, first_x = T.meta_var(i // across * block_h), T.meta_var(i % across * block_w)
+            top = T.meta_var(first_y * windows.strides[0])
+            left = T.meta_var(first_x * windows.strides[1])
+            tile.fill(x_tile, 0)
+            with tile.parallel(rows, columns, block_n) as (y, x, n):
+                # An `if`, and no choice of a value, so that neighbouring channels are loaded together.
+                if (
+                    top - windows.padding[0] + y >= 0
+                    and top - windows.padding[0] + y < windows.height
+                    and left - windows.padding[1] + x >= 0
+                    and left - windows.padding[1] + x < windows.width
+                    and j * block_n + n < channels
+                ):
+                    x_tile[y, x, n] = X[z, top - windows.padding[0] + y, left - windows.padding[1] + x, j * block_n + n]
+            with tile.parallel(places, block_n) as (p, n):
+                w[p, n] = weight(W, p, j * block_n + n)
+            tile.fill(c, 0)
+            for p in range(places):
+                with tile.parallel(block_h * block_w, block_n) as (m, n):
+                    c[m, n] = (
+                        c[m, n]
+                        + T.cast(
+                            x_tile[
+                                m // block_w * windows.strides[0] + p // kernel_width * windows.dilation[0],
+                                m % block_w * windows.strides[1] + p % kernel_width * windows.dilation[1],
+                                n,
+                            ],
+                            "float32",
+                        )
+                        * w[p, n]
+                    )
+            with tile.parallel(block_h * block_w, block_n) as (m, n):
+                if (
+                    first_y + m // block_w < windows.out_height
+                    and first_x + m % block_w < windows.out_width
+                    and j * block_n + n < channels
+                ):
+                    at = (z, first_y + m // block_w, first_x + m % block_w, j * block_n + n)
+                    Y[at] = T.cast(epilogue.expression(c[m, n], at, None, bias, residual), dtype)
+
+    return Recipe((only_used(depthwise_conv2d),), ("X", "W", *epilogue.tensors), ("Y",))
+
+
+def _covered(windows: Windows, block_h: int, block_w: int) -> tuple[int, int]:
+    """The pixels that the windows of a box cover, by height and width."""
+    (down, right), (rows, columns) = windows.strides, windows.span
+    return (block_h - 1) * down + rows, (block_w - 1) * right + columns
+
+
+def knobs(machine: Machine, windows: Windows) -> Knobs | None:
+    """Boxes that have room with their surroundings; None if not even one pixel's window has."""
+    item = dtype_bits(windows.dtype) // 8
+    places = windows.kernel_height * windows.kernel_width
+    piece = 16 // item
+
+    def room(block_h: int, block_w: int, block_n: int) -> int:
+        rows, columns = _covered(windows, block_h, block_w)
+        return (rows * columns * item + 4 * places) * block_n
+
+    heights = [size for size in (8, 4, 2, 1) if size < 2 * windows.out_height]
+    widths = [size for size in (8, 4, 2, 1) if size < 2 * windows.out_width]
+    most = 64 if isinstance(machine, Gpu) else min(64, windows.channels)
+    sizes = [size for size in (most, 32, 16, piece) if size <= most and size < windows.channels + piece]
+    for block_h, block_w in zip(heights, widths):
+        for block_n in sizes:  # fewer channels before smaller boxes, which load more around them
+            if room(block_h, block_w, block_n) <= _ROOM and block_h * block_w >= min(_LEAST, windows.pixels):
+                return {
+                    "block_h": choose(block_h, *(size for size in (4, 8, 16) if room(size, block_w, block_n) <= _ROOM)),
+                    "block_w": choose(block_w, *(size for size in (4, 8, 16) if room(block_h, size, block_n) <= _ROOM)),
+                    "block_n": choose(block_n, *(size for size in sizes if room(block_h, block_w, size) <= _ROOM)),
+                }
+    return None
