@@ -41,8 +41,8 @@ UNSEEN = MASKED / 2
 """The largest score before a query has seen a key: far below every score and far above `MASKED`, whose weight is 0 so
 from the beginning. It is a power of two for the same reason."""
 
-_MANY = 1024
-"""As many queries fill tiles of 192 rows."""
+_LONGER = 1.3
+"""How much longer a block takes for 192 queries than for 128, of narrow heads."""
 
 SCALES = (2.0**-20, 2.0**20)
 """The least and the largest scale of scores: `MASKED` by it is far from every score, and no infinity."""
@@ -278,8 +278,8 @@ def attention_knobs(target: Target, problem: Problem) -> Knobs:
     """128 queries and 128 keys at once with wgmma, two warpgroups of 64 rows; what fits elsewhere.
 
     Heads of more than 128 elements have 64 keys at once: with 128 registers are spilled and no product is deferred. Of
-    up to 64 elements many queries take a third warpgroup, whose registers have room for it: what threads compute takes
-    longer than the products there, and is beside those of two others.
+    up to 64 elements there is room for a third warpgroup, where that is worth it: what threads compute takes longer
+    than the products there, and is beside those of two others.
     On a CPU they are cut evenly, since what is beyond the last is computed as well, where their number is known.
     """
     machine = machine_of(target)
@@ -292,16 +292,29 @@ def attention_knobs(target: Target, problem: Problem) -> Knobs:
         return {"block_m": choose(rows, 32, 64), "block_n": choose(columns, 64, 256)}
     if not machine.by_tensor_cores(problem["dtype"]):
         return {"block_m": choose(64, 32), "block_n": choose(32, 64), "stages": choose(0, 2)}
-    queries, wgmma = problem.get("longest", problem["queries"]), machine.tensor_cores == "wgmma"
-    many = isinstance(queries, int) and queries >= _MANY
+    wgmma = machine.tensor_cores == "wgmma"
+    three = wgmma and problem["dim"] <= 64 and _fills_three(problem, machine)
     columns = 128 if wgmma and problem["dim"] <= 128 else 64
-    rows, stages = (192, 2) if wgmma and many and problem["dim"] <= 64 else (128, 0)
-    columns = 96 if rows == 192 and problem.get("causal", False) else columns
+    rows, stages = (192, 2) if three else (128, 0)
+    columns = 96 if three and problem.get("causal", False) else columns
     return {
         "block_m": choose(rows, 64, 128, 192),
         "block_n": choose(columns, 64, 96, 128, 160),
         "stages": choose(stages, 0, 2, 3),
     }
+
+
+def _fills_three(problem: Problem, machine: Gpu) -> bool:
+    """Whether blocks of three warpgroups are done sooner, each of which takes longer: where there are many."""
+    extents = [problem[name] for name in ("batch", "heads")] + [problem.get("longest", problem["queries"])]
+    if not all(isinstance(extent, int) for extent in extents):
+        return False
+    batch, heads, queries = extents
+
+    def rounds(rows: int) -> int:
+        return math.ceil(batch * heads * math.ceil(queries / rows) / machine.processors)
+
+    return rounds(192) * _LONGER < rounds(128)
 
 
 def fewer_queries(target: Target, problem: Problem) -> Fewer | None:
@@ -445,9 +458,9 @@ ATTENTION = Kernel(
          "causal": True, "window": 1, "sinks": True, "logsumexp": True},
         {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 65, "keys": 130, "dim": 64, "dtype": "float16",
          "sinks": True, "scale": 0.25},
-        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 1100, "keys": 1150, "dim": 64, "dtype": "bfloat16",
+        {"batch": 3, "heads": 22, "kv_heads": 11, "queries": 384, "keys": 390, "dim": 64, "dtype": "bfloat16",
          "causal": True, "logsumexp": True},
-        {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 1024, "keys": 700, "dim": 48, "dtype": "float16",
+        {"batch": 1, "heads": 66, "kv_heads": 66, "queries": 370, "keys": 150, "dim": 48, "dtype": "float16",
          "sinks": True},
     ),
 )  # fmt: skip
