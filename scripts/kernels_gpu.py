@@ -15,8 +15,8 @@ WEIGHTS = {"qkv": (6144, 4096), "up": (28672, 4096), "down": (4096, 14336)}
 CHUNKS = {"batch": 8, "length": 4096, "heads": 80, "groups": 1, "dim": 64, "state": 128, "chunk": 256}
 """Of Mamba-2 with 2.7 billion parameters, as TileLang's example has it."""
 
-LATENTS = {"batch": 64, "heads": 128, "capacity": 8192, "dim": 512, "rope": 64}
-"""Of DeepSeek-V3's attention, one token of each sequence."""
+LATENTS = {"batch": 64, "capacity": 8192, "dim": 512, "rope": 64}
+"""Of DeepSeek-V3's attention of 128 heads, one token of each sequence."""
 
 BLOCK = 128
 """Terms, and rows of weights, that share a scale."""
@@ -95,9 +95,12 @@ def cases() -> Iterator[Measured]:
         problem = {**problem, "query_width": SPARSE["queries"] // block}
         kernel = "block_sparse_attention_backward"
         yield f"sparse backward {name}", kernel, problem, "flex backward", 5 * product, False
-    both = LATENTS["dim"] + LATENTS["rope"] + LATENTS["dim"]
-    work = 2.0 * LATENTS["batch"] * LATENTS["heads"] * LATENTS["capacity"] * both
-    yield "mla 64x128x8192x512", "mla_decode", {**LATENTS, "dtype": "bfloat16"}, "torch", work, False
+    whole = LATENTS["dim"] + LATENTS["rope"]
+    for heads in (16, 128):  # of eight devices', and all; of few reading the vectors takes longer than multiplying
+        vectors = 1.0 * LATENTS["batch"] * LATENTS["capacity"]
+        work = 2 * vectors * (heads * (whole + LATENTS["dim"]) if heads == 128 else whole)
+        problem = {**LATENTS, "heads": heads, "dtype": "bfloat16"}
+        yield f"mla 64x{heads}x8192x512", "mla_decode", problem, "torch", work, heads < 128
     tokens, inner = CHUNKS["batch"] * CHUNKS["length"], CHUNKS["heads"] * CHUNKS["dim"]
     chunks = {**CHUNKS, "dtype": "bfloat16"}
     state = 2.0 * tokens * inner * CHUNKS["state"]

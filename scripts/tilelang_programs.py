@@ -296,7 +296,8 @@ def candidates(kernel: str, problem: Problem) -> Iterator[tuple[Callable[..., Wr
                 yield block_sparse_attention, knobs
     elif kernel == "mla_decode":
         splits = (1, 2) if problem["batch"] * problem["heads"] >= 64 * 64 else (4, 8)
-        for knobs in every(rows=(64,), keys=(32, 64), stages=(1, 2), splits=splits, threads=(256,)):
+        rows = min(64, problem["heads"])
+        for knobs in every(rows=(rows,), keys=(32, 64), stages=(1, 2), splits=splits, threads=(128, 256)):
             yield mla_decode, knobs
     elif kernel == "w4a16_matmul" and problem["m"] <= 64:
         if problem["m"] == 1:
