@@ -97,10 +97,10 @@ def cases() -> Iterator[Measured]:
         yield f"sparse backward {name}", kernel, problem, "flex backward", 5 * product, False
     whole = LATENTS["dim"] + LATENTS["rope"]
     for heads in (16, 128):  # of eight devices', and all; of few reading the vectors takes longer than multiplying
-        vectors = 1.0 * LATENTS["batch"] * LATENTS["capacity"]
-        work = 2 * vectors * (heads * (whole + LATENTS["dim"]) if heads == 128 else whole)
+        vectors, few = LATENTS["batch"] * LATENTS["capacity"], heads < 128
+        bytes_, flops = 2.0 * vectors * whole, 2.0 * vectors * heads * (whole + LATENTS["dim"])
         problem = {**LATENTS, "heads": heads, "dtype": "bfloat16"}
-        yield f"mla 64x{heads}x8192x512", "mla_decode", problem, "torch", work, heads < 128
+        yield f"mla 64x{heads}x8192x512", "mla_decode", problem, "torch", bytes_ if few else flops, few
     tokens, inner = CHUNKS["batch"] * CHUNKS["length"], CHUNKS["heads"] * CHUNKS["dim"]
     chunks = {**CHUNKS, "dtype": "bfloat16"}
     state = 2.0 * tokens * inner * CHUNKS["state"]

@@ -18,7 +18,7 @@ from tvm_axe.tile.bodies import chained
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.targets.llvm.atomics import join, swap
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
-from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
+from tvm_axe.tile.targets.llvm.functions import has_vectors
 from tvm_axe.tile.targets.llvm.writer import Writer, points
 
 
@@ -125,12 +125,11 @@ class _Body:
             fine.append(not chosen or self._inside(load.source, list(load.indices)))
 
         def on_call(call: ir.Call) -> None:
-            name = str(getattr(call.op, "name", ""))
             if is_choice(call):
                 inner = chosen or self._differs(call.args[0])
                 fine.extend(self._expression(side, inner) for side in call.args[1:])
-            elif name not in FUNCTIONS and name != "tirx.reinterpret":
-                fine.append(bool(call.op.get_attr("TVectorizable")))
+            else:
+                fine.append(has_vectors(call))
 
         if not isinstance(value, int):
             tvm_ffi.structural_walk(value, ((ir.TensorLoad, on_load), (ir.Call, on_call)))

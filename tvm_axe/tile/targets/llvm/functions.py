@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tvm import ir
 from tvm.script.ir_builder import tirx as T
 
 # The lowest power first.
@@ -72,6 +73,12 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     f"tirx.{function.__name__}": function for function in (exp, exp2, sigmoid, tanh, erf, rsqrt)
 }
 """By upstream's name of the call."""
+
+
+def has_vectors(call: ir.Call) -> bool:
+    """Whether what a call computes has a vector form: one of these, one of upstream's, or the bits of its argument."""
+    name = str(getattr(call.op, "name", ""))
+    return name in FUNCTIONS or name == "tirx.reinterpret" or bool(call.op.get_attr("TVectorizable"))
 
 
 def _exponent(x: Any) -> Any:

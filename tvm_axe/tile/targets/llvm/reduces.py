@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_axe.tile.nodes import Reduce
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
-from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
+from tvm_axe.tile.targets.llvm.functions import has_vectors
 from tvm_axe.tile.targets.llvm.writer import Writer, nest, split
 
 SUMS = 4
@@ -193,11 +193,7 @@ def _has_vectors(node: Reduce) -> bool:
     """Whether all that a function calls has a vector form."""
     found: list[bool] = []
 
-    def on_call(call: ir.Call) -> None:
-        name = str(getattr(call.op, "name", ""))
-        found.append(name in FUNCTIONS or name == "tirx.reinterpret" or bool(call.op.get_attr("TVectorizable")))
-
-    tvm_ffi.structural_walk(node.reducer, (ir.Call, on_call))
+    tvm_ffi.structural_walk(node.reducer, (ir.Call, lambda call: found.append(has_vectors(call))))
     return all(found)
 
 

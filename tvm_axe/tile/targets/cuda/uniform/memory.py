@@ -44,6 +44,8 @@ _LANES = 32
 _MOST_SHOWN = 1 << 14  # elements of a tile whose accesses by `parallel` are counted one by one
 
 Fragments = Mapping[Tile, LayoutChoice]
+Load = Copy | Parallel
+"""What fills a shared tile: a copy, or a parallel that gathers (`uniform.gathers`)."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,16 @@ class Pipeline:
 
     Attributes
     ----------
-    copies : mapping from Copy or Parallel to int
-        The loads, with the bytes that a thread takes at once; a parallel is one that gathers (`uniform.gathers`).
-    ahead : mapping from Copy or Parallel to the same
+    copies : mapping from Load to int
+        The loads, with the bytes that a thread takes at once.
+    ahead : mapping from Load to Load
         Each as it is made before its iteration: from where the names of that iteration say, by what they are.
     stages : int
         How many iterations' tiles there are slots for.
     """
 
-    copies: Mapping[Copy | Parallel, int]
-    ahead: Mapping[Copy | Parallel, Copy | Parallel]
+    copies: Mapping[Load, int]
+    ahead: Mapping[Load, Load]
     stages: int
 
 

@@ -18,13 +18,10 @@ from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.instructions import cp_async
 from tvm_axe.tile.targets.cuda.residency import Residency
 from tvm_axe.tile.targets.cuda.uniform.gathers import gather_of
-from tvm_axe.tile.targets.cuda.uniform.memory import Pipeline, UniformMemory
+from tvm_axe.tile.targets.cuda.uniform.memory import Load, Pipeline, UniformMemory
 from tvm_axe.tile.walking import leaves, substitute, variables_in, walk
 
 _STAGES = (4, 3, 2)
-
-Load = Copy | Parallel
-"""What fills a shared tile: a copy, or a parallel that gathers."""
 
 
 def decide_pipelines(
