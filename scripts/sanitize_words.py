@@ -154,8 +154,30 @@ def profiled(
         tile.copy(c, C[m * 128, n * 128])
 
 
+def either(a: Any, b: Any) -> Any:
+    """The one of two whole numbers that is farther from 0; of -a and a, a."""
+    return T.if_then_else(T.abs(a) == T.abs(b), T.max(a, b), T.if_then_else(T.abs(a) < T.abs(b), b, a))
+
+
+@T.prim_func
+def reduced(
+    X: T.Buffer((ROWS, COLUMNS), "float32"),
+    farthest: T.Buffer((ROWS,), "float32"),
+    columns: T.Buffer((COLUMNS,), "float32"),
+) -> None:
+    with tile.kernel(1):
+        x = tile.fragment((128, 128), "float32")
+        of_rows = tile.fragment((128,), "float32")
+        of_columns = tile.shared((128,), "float32")
+        tile.copy(X[0, 0], x)
+        tile.reduce(x, of_rows, either, identity=0)
+        tile.copy(of_rows, farthest[0])
+        tile.reduce(x, of_columns, either, axis=0, identity=0)
+        tile.copy(of_columns, columns[0])
+
+
 WORDS: Mapping[str, Any] = {
-    func.attrs["global_symbol"]: func for func in (order, atomics, random, ending, gathered, printed, profiled)
+    func.attrs["global_symbol"]: func for func in (order, atomics, random, ending, gathered, printed, profiled, reduced)
 }
 """Programs by name."""
 
