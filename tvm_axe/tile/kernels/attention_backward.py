@@ -414,7 +414,7 @@ def knobs_of_passes(target: Target, problem: Problem) -> dict[str, tuple[int, ..
     wgmma, stages = machine.tensor_cores == "wgmma", {"stages": choose(0, 2, 3)}
     if problem["dim"] > _WIDE:
         step = choose(64 if wgmma else 32, 64, 32)
-        rows = choose(128 if wgmma else 64, 64)
+        rows = choose(64, 128) if wgmma else choose(64)
         return {"key_rows": choose(64), "key_step": step, "query_rows": rows, "query_step": step, **stages}
     narrow = problem["dim"] <= 64
     fewer = narrow and not wgmma and problem.get("window") is not None  # with 64, its mask spills registers

@@ -190,14 +190,14 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
             "block_k": choose(block_k, 64, 128, 512),
         }
     block_m, block_n = _gpu_block(machine, windows)
+    by_tensor_cores = ("wgmma", "mma") if machine.tensor_cores == "wgmma" else ("mma",)
     return {
         "block_m": choose(block_m, 32, 64, 128, 256),
         "block_n": choose(block_n, *(size for size in (16, 32, 64, 128) if size < windows.columns + 16)),
         "block_k": choose(_steps(machine, windows), 16, 32, 64),
         "stages": choose(0, 2, 3, 4, 5),
         "swizzle": choose(8, 1, 4, 16) if windows.out_channels > block_n else (1,),
-        # wgmma takes what TMA loads, which copies boxes, and windows of padded rows are none.
-        "instruction": ("mma" if machine.by_tensor_cores(windows.dtype) else "fma",),
+        "instruction": by_tensor_cores if machine.by_tensor_cores(windows.dtype) else ("fma",),
     }
 
 

@@ -118,7 +118,7 @@ def mla_decode(
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
-    """Tiles of 64 heads where a warpgroup multiplies as many; of keys as many as leave room for two slots of them.
+    """Tiles of 64 heads by warpgroups, of fewer heads too; of keys as many as leave room for two slots of them.
 
     Two warpgroups share the columns, so that a block reads what 64 heads share once, and computes their scores once.
     Warps that share the rows of one product share the columns of the other with tiles of 16 heads alone.
@@ -128,7 +128,7 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
         return {"rows": choose(16, 64), "parts": choose(1), "splits": choose(1, 2, 4), "block_n": choose(64, 128)}
     dim, width = problem["dim"], 4 if problem["dtype"] == "float32" else 2
     by_warpgroups = machine.tensor_cores == "wgmma" and machine.by_tensor_cores(problem["dtype"])
-    rows = 64 if by_warpgroups and problem["heads"] > 32 else ROWS
+    rows = 64 if by_warpgroups else ROWS
     widest = WIDEST * (2 if rows == 64 else 1)
     parts = next(n for n in range(tile.cdiv(dim, widest), dim + 1) if dim % n == 0)
     whole = dim + problem["rope"]

@@ -29,6 +29,7 @@ from tvm_axe.tile.targets.cuda.specialized.plan import decide as _decide_special
 from tvm_axe.tile.targets.cuda.uniform.emit import lower as _lower_uniform
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
 from tvm_axe.tile.targets.cuda.uniform.plan import decide as _decide_uniform
+from tvm_axe.tile.targets.cuda.uniform.warpgroups import is_gathered
 
 
 def decide(program: TileProgram, target: Target) -> CudaPlan:
@@ -43,24 +44,24 @@ def decide(program: TileProgram, target: Target) -> CudaPlan:
     """
     check_atomics(program)
     why, roles = obstacle(program, target), program.options.get("roles")
-    asked = roles == "specialized" or any(
-        isinstance(node, Gemm) and node.instruction == "wgmma" for node in program.nodes()
-    )
+    if why is None and roles is None:
+        why = _gathered(program)
     if why is None and roles != "uniform":
         try:
             return _decide_specialized(program, target)
         except OrderError as error:
-            if asked:
+            if roles == "specialized":
                 raise
             why = error.reason
     if roles == "specialized":
         raise TileError(f"kernel: roles='specialized', but {why}; without it the roles are uniform")
-    if asked:
-        raise TileError(
-            f"gemm: instruction='wgmma', which the specialized model has, but {why or 'roles=uniform'}; without it the "
-            "product is by mma or multiply-adds"
-        )
     return _decide_uniform(program, target, why or "as annotated")
+
+
+def _gathered(program: TileProgram) -> str | None:
+    """Why all warps had better load, as a sentence; None if copies are what fills operands."""
+    gemm = next((node for node in program.nodes() if isinstance(node, Gemm) and is_gathered(program, node)), None)
+    return None if gemm is None else f"what {gemm} multiplies is gathered, which a producer warp doesn't do"
 
 
 def lower(plan: CudaPlan) -> tirx.PrimFunc:

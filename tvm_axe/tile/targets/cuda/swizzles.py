@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import tvm_ffi
 
 from tvm_axe.layout import Access, ComposeLayout, Iter, Layout, bank_conflicts
+from tvm_axe.layout.swizzle import as_composed
 
 PIECE = 16
 """Bytes that one lane takes at most."""
@@ -34,6 +35,11 @@ def choose(shape: tuple[int, ...], dtype: str, accesses: Sequence[Access]) -> tu
     kinds = f"{len(accesses)} kind{'' if len(accesses) == 1 else 's'} of access"
     why = f"{counts[best]} bank conflicts in {kinds}" if counts[best] else f"no bank conflicts in {kinds}"
     return _repeated(best, shape), why
+
+
+def same_layout(a: Layout | ComposeLayout, b: Layout | ComposeLayout) -> bool:
+    """Whether two layouts place every element alike."""
+    return a == b or (a.size() == b.size() and as_composed(a).equivalent(b))
 
 
 def candidates(tile: tuple[int, ...], dtype: str) -> Iterator[Layout | ComposeLayout]:

@@ -28,8 +28,8 @@ _OF_LIBRARY = {f"llvm.{name}" for name in ("exp", "exp2", "log", "log2", "log10"
 class AmdPlaces(Places):
     """Memory of its own for each tile, which LLVM puts somewhere; allocated as bytes, as `views` says why."""
 
-    def shared(self, size: int, dtype: str) -> tirx.Buffer:
-        return _viewed(size, dtype, "shared", ALIGNMENT)
+    def shared(self, size: int, dtype: str, align: int = ALIGNMENT) -> tirx.Buffer:
+        return _viewed(size, dtype, "shared", align)
 
     def registers(self, size: int, dtype: str) -> tirx.Buffer:
         return _viewed(size, dtype, "local", 16) if dtype == "bfloat16" else super().registers(size, dtype)

@@ -132,7 +132,7 @@ def test_programs_that_are_not_specialized():
             r"operands of float8_e4m3fn lie along k: transpose_b",
         ),
         (
-            programs.matmul(500, 500, 500, instruction="wgmma"),
+            programs.matmul(500, 500, 500, roles="specialized"),
             HOPPER,
             r"rows of A are 1000 bytes apart, no multiple of 16",
         ),

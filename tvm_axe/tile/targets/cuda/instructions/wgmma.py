@@ -15,12 +15,13 @@ S[(1, 1, 4, 2, 8, 2, 2, 4, 2) : (256@tx, 8, 32@tx, 2, 4@tx, 128@tx, 4, 1@tx, 1)]
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
 from tvm.script import tirx as T
+from tvm.script.tirx import tile as primitives
 from tvm.target import Target
 
 from tvm_axe import _tvm
@@ -29,6 +30,9 @@ from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.machines.registry import described
 from tvm_axe.tile.nodes import Gemm
+from tvm_axe.tile.regions import Region
+from tvm_axe.tile.targets.cuda.instructions import tma
+from tvm_axe.tile.targets.cuda.swizzles import same_layout
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -107,6 +111,11 @@ def obstacle(gemm: Gemm) -> str | None:
         return f"c is a whole fragment, it is {gemm.c}"
     if not _lies(n, gemm.transpose_b):
         return f"n = {n} with b lying along n; more than {COLUMNS} is a multiple of {COLUMNS}"
+    for tile in (gemm.a.tile, gemm.b.tile):
+        if tile.scope == "shared" and (len(tile.shape) != 2 or not tma.swizzle(tile)):
+            return f"operands in shared memory are matrices with 8i rows of 32j bytes, not {tile}"
+        if tile.scope == "shared" and tile.layout is not None and not same_layout(tile.layout, tma.axe_layout(tile)):
+            return f"{tile} is annotated with {tile.layout}; the instruction takes {tma.axe_layout(tile)}"
     return None
 
 
@@ -148,6 +157,55 @@ def warpgroup_fragment(rows: int, columns: int, pack: int = 2) -> Any:
     strides = [(columns // 2, False), (32, True), (pack, False), (4, True), (2 * pack, False), (1, True), (1, False)]
     first = 0 if rows > ROWS else 1
     return _tvm.warpgroup_layout(extents[first:], strides[first:])
+
+
+def issue(
+    gemm: Gemm,
+    accumulator: Any,
+    group: Any,
+    stand: tuple[int, int],
+    operand: Callable[[Region, int, Any, int], Any],
+    accumulate: Any,
+) -> None:
+    """Start a warpgroup's share of a product: one committed group of instructions.
+
+    Parameters
+    ----------
+    gemm : Gemm
+        The product, of all warpgroups.
+    accumulator : Buffer
+        The warpgroup's registers, which lie as `warpgroup_fragment`.
+    group : Expr
+        The warpgroup's number.
+    stand : (int, int)
+        How many warpgroups share the rows, and how many the columns; one of them is 1.
+    operand : callable
+        ``(region, dimension, at, extent)`` to what upstream's primitive takes: a fragment's registers; of a region in
+        shared memory `extent` elements along a dimension, from `at` on.
+    accumulate : bool or Expr
+        Whether the accumulator is added to, and not set.
+    """
+    down, across = stand
+    assert 1 in stand  # the registers of several warpgroups' rows that share columns would be more than there are
+    rows, columns = gemm.shape[0] // down, gemm.shape[1] // across
+    row, column = (group * rows, 0) if across == 1 else (0, group * columns)
+    primitives.wg.gemm_async(
+        accumulator,
+        operand(gemm.a, 1 if gemm.transpose_a else 0, row, rows),
+        operand(gemm.b, 0 if gemm.transpose_b else 1, column, columns),
+        transA=gemm.transpose_a,
+        transB=not gemm.transpose_b,
+        accum=accumulate,
+    )
+
+
+def part_of(
+    tiles: Any, slot: Any, start: Sequence[Any], extents: Sequence[int], dimension: int, at: Any, extent: int
+) -> Any:
+    """`extent` of a region in a slot of a buffer by (slot, row, column), from `at` on along one of two dimensions."""
+    starts, sizes = list(start[-2:]), list(extents[-2:])
+    starts[dimension], sizes[dimension] = starts[dimension] + at, extent
+    return tiles[slot, starts[0] : starts[0] + sizes[0], starts[1] : starts[1] + sizes[1]]
 
 
 def columns_at_once(columns: int, takes: Operands, along_k: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import ir, sym, tirx
@@ -261,35 +262,20 @@ class Consumer:
             T.evaluate(operation(T.cast(whose + _TURNS, "uint32"), T.uint32(2 * wgmma.WARPGROUP)))
 
     def issue(self, step: Issue, values: Values) -> None:
-        gemm, plan, group = step.gemm, self.plan, self.context.group
-        rows, columns = gemm.shape[0] // plan.down, gemm.shape[1] // plan.across
-        # The registers of several warpgroups' rows that share columns would be more than there are.
-        assert 1 in (plan.down, plan.across)
-        row, column = (group * rows, 0) if plan.across == 1 else (0, group * columns)
-        if gemm.a.tile.scope == "fragment":
-            a = self.registers[gemm.a.tile]
-        else:
-            a = self.operand(gemm.a, values, 1 if gemm.transpose_a else 0, row, rows)
+        gemm, plan = step.gemm, self.plan
         accumulate = step.accumulate if isinstance(step.accumulate, bool) else self.expression(step.accumulate, values)
-        primitives.wg.gemm_async(
-            self.registers[gemm.c.tile],
-            a,
-            self.operand(gemm.b, values, 0 if gemm.transpose_b else 1, column, columns),
-            transA=gemm.transpose_a,
-            transB=not gemm.transpose_b,
-            accum=accumulate,
-        )
+        operand, stand = partial(self.operand, values), (plan.down, plan.across)
+        wgmma.issue(gemm, self.registers[gemm.c.tile], self.context.group, stand, operand, accumulate)
 
-    def operand(self, region: Region, values: Values, dimension: int, at: Any, extent: int) -> Any:
-        """`extent` of a shared region from `at` on, along a dimension, in the slot acquired last."""
+    def operand(self, values: Values, region: Region, dimension: int, at: Any, extent: int) -> Any:
+        """A fragment; `extent` of a shared region from `at` on, along a dimension, in the slot acquired last."""
+        if region.tile.scope == "fragment":
+            return self.registers[region.tile]
         tiles = self.context.tiles[region.tile]
         slot = next(
             (self.cursors[buffer].slot for buffer in self.plan.memory.buffers if region.tile in buffer.tiles), 0
         )
-        starts = list(self.moved(region, values).start[-2:])
-        extents = list(region.extents[-2:])
-        starts[dimension], extents[dimension] = starts[dimension] + at, extent
-        return tiles[slot, starts[0] : starts[0] + extents[0], starts[1] : starts[1] + extents[1]]
+        return wgmma.part_of(tiles, slot, self.moved(region, values).start, region.extents, dimension, at, extent)
 
     def do(self, step: Do, values: Values) -> None:
         if isinstance(step.node, Copy) and step.node in self.plan.memory.staging:

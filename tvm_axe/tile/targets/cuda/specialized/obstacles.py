@@ -8,8 +8,6 @@ from typing import Any
 from tvm import tirx
 from tvm.target import Target
 
-from tvm_axe.layout import ComposeLayout, Layout
-from tvm_axe.layout.swizzle import as_composed
 from tvm_axe.machines.registry import described
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import (
@@ -124,17 +122,7 @@ def _unfit(gemm: Gemm) -> str | None:
         return f"instruction {gemm.instruction} is annotated"
     if gemm.a.tile.dtype == "float32" and gemm.instruction is None:
         return "wgmma rounds float32 to tf32, which instruction='wgmma' allows"
-    for tile in (gemm.a.tile, gemm.b.tile):
-        if tile.scope == "shared" and (len(tile.shape) != 2 or not tma.swizzle(tile)):
-            return f"wgmma: operands in shared memory are matrices with 8i rows of 32j bytes, not {tile}"
-        if tile.scope == "shared" and tile.layout is not None and not same_layout(tile.layout, tma.axe_layout(tile)):
-            return f"wgmma: {tile} is annotated with {tile.layout}; the instruction takes {tma.axe_layout(tile)}"
     return None
-
-
-def same_layout(a: Layout | ComposeLayout, b: Layout | ComposeLayout) -> bool:
-    """Whether two layouts place every element alike."""
-    return a == b or (a.size() == b.size() and as_composed(a).equivalent(b))
 
 
 def _steering(program: TileProgram) -> str | None:

@@ -24,12 +24,12 @@ from tvm_axe.tile.targets.cuda.residency import MOST_REGISTERS, STEP, Residency,
 from tvm_axe.tile.targets.cuda.specialized import ordering, staging
 from tvm_axe.tile.targets.cuda.specialized.events import PRODUCER, STORER
 from tvm_axe.tile.targets.cuda.specialized.memory import SpecializedMemory, decide_memory
-from tvm_axe.tile.targets.cuda.specialized.obstacles import same_layout
 from tvm_axe.tile.targets.cuda.specialized.pressure import uses_of_steps
 from tvm_axe.tile.targets.cuda.specialized.progress import find_stall
 from tvm_axe.tile.targets.cuda.specialized.schedule import Schedule, schedule
 from tvm_axe.tile.targets.cuda.specialized.steps import Issue
 from tvm_axe.tile.targets.cuda.specialized.steps import walk as walk_steps
+from tvm_axe.tile.targets.cuda.swizzles import same_layout
 
 REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
 """Registers of a thread of the producer and of the consumers, by the number of consumer warpgroups.

@@ -46,7 +46,8 @@ from tvm_axe.tile.targets.cuda.uniform.gathers import gather_of
 from tvm_axe.tile.targets.cuda.uniform.hazards import Hazards, Touched
 from tvm_axe.tile.targets.cuda.uniform.memory import ALIGNMENT, Pipeline
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
-from tvm_axe.tile.walking import substitute, substitute_in
+from tvm_axe.tile.targets.cuda.uniform.products import Products
+from tvm_axe.tile.walking import substitute, substitute_in, walk
 
 Values = dict[tirx.Var, Any]
 """What the program's variables are where code is written."""
@@ -58,10 +59,10 @@ class Places:
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def shared(self, size: int, dtype: str) -> tirx.Buffer:
-        """So many elements for all threads."""
+    def shared(self, size: int, dtype: str, align: int = ALIGNMENT) -> tirx.Buffer:
+        """So many elements for all threads, aligned to so many bytes."""
         self._pool = self._pool or T.SMEMPool()
-        return self._pool.alloc((size,), dtype, align=ALIGNMENT)
+        return self._pool.alloc((size,), dtype, align=align)
 
     def registers(self, size: int, dtype: str) -> tirx.Buffer:
         """So many elements of each thread."""
@@ -96,16 +97,19 @@ class _Block:
         storages: dict[Tile, Registers | Memory] = {**tensors(plan.program)}
         for tile, layout in self.memory.layouts.items():
             size = self.memory.slots(tile) * self.memory.slot_elements(tile)
-            storages[tile] = Memory(places.shared(size, tile.dtype), layout)
+            storages[tile] = Memory(places.shared(size, tile.dtype, self.memory.alignment(tile)), layout)
+        self.products = Products(plan, storages)
         for tile, held in plan.fragments.items():
             fragment = FragmentLayout(held.layout, held.shape, plan.threads)
-            storages[tile] = Registers(places.registers(fragment.registers, tile.dtype), fragment, held.origin)
+            own = self.products.registers(tile, fragment.registers)
+            own = places.registers(fragment.registers, tile.dtype) if own is None else own
+            storages[tile] = Registers(own, fragment, held.origin)
         scratch = self.memory.scratch
         self.exchange = places.shared(scratch, "uint8") if scratch else None
         places.close()
         plan.await_previous()
         warp, lane = self.thread // 32, self.thread % 32
-        self.waits = sampling.waits_of(plan.samples, self.block, warp, lane == 0)
+        self.waits = self.products.waits = sampling.waits_of(plan.samples, self.block, warp, lane == 0)
         self.analyzer = plan.program.analyzer()
         self.emitter = Emitter(Threads(plan.threads, self.thread, self._sync), storages, self.analyzer, self._scratch)
         self.hazards = Hazards({tile.buffer: tile for tile in storages}, self.memory.pipelines)
@@ -137,14 +141,22 @@ class _Block:
         for (var, extent), value in zip(grid.dimensions, grid.point(index).values()):
             values[var] = T.bind(value)
             self.analyzer.bind(values[var], ir.Range.from_min_extent(0, extent))
-        self._nodes(self.plan.program.body, values, self.emitter)
+        self._body(self.plan.program.body, values, self.emitter)
 
-    def _nodes(self, nodes: Sequence[Node], values: Values, emitter: Emitter) -> None:
+    def _nodes(self, nodes: Sequence[Node], values: Values, emitter: Emitter) -> Values:
+        """What nodes do, in order; returns the values with those of names among them."""
         for node in nodes:
             values = values | (_NODES.of(node)(self, node, values, emitter) or {})
+        return values
+
+    def _body(self, nodes: Sequence[Node], values: Values, emitter: Emitter) -> None:
+        """What a body does, behind which no product is under way."""
+        self._nodes(nodes, values, emitter)
+        self.products.settle()
 
     def _leaf(self, node: Node, values: Values, emitter: Emitter) -> Values:
         reads = self.hazards.reads(node)
+        self.products.settle_before(reads, node.writes)
         self._separate(reads, node.writes)
         (changed,) = substitute((node,), values)
         named = emit(emitter, changed)
@@ -153,14 +165,18 @@ class _Block:
 
     def _gemm(self, node: Gemm, values: Values, emitter: Emitter) -> None:
         reads = self.hazards.reads(node)
+        if not self.products.has(node):
+            self.products.settle_before(reads, node.writes)
         self._separate(reads, node.writes)
         (changed,) = substitute((node,), values)
         assert isinstance(changed, Gemm), changed
         warps = self.plan.products.get(node)
         if warps is None:
             fma.emit(emitter, changed)
-        else:
+        elif isinstance(warps, mma.Warps):
             mma.emit(emitter, changed, warps)
+        else:
+            self.products.start(node, changed, emitter)
         self.touched = self.touched.after(reads, node.writes)
 
     def _flags(self, node: Wait | Signal, values: Values, emitter: Emitter) -> None:
@@ -189,20 +205,22 @@ class _Block:
 
     def _branch(self, node: Branch, values: Values, emitter: Emitter) -> None:
         self._scalars(node)
+        self.products.settle()
         condition = emitter.expression(substitute_in(node.condition, values))
         before = self.touched
         with T.If(condition):
             with T.Then():
-                self._nodes(node.then, values, emitter)
+                self._body(node.then, values, emitter)
             after = self.touched
             self.touched = before
             if node.otherwise:
                 with T.Else():
-                    self._nodes(node.otherwise, values, emitter)
+                    self._body(node.otherwise, values, emitter)
         self.touched = self.touched.also(after)
 
     def _loop(self, loop: Loop, values: Values, emitter: Emitter) -> None:
         self._scalars(loop)
+        self.products.settle()
         start, extent = (self._once(substitute_in(v, values), emitter) for v in (loop.start, loop.extent))
         if loop in self.memory.pipelines:
             self._pipelined(loop, values, emitter, start, extent, self.memory.pipelines[loop])
@@ -210,12 +228,12 @@ class _Block:
         self.touched = entry = self.hazards.settled(loop.body, self.touched)
         if loop.until is not None and loop.is_endless:
             with T.While(tirx.Not(emitter.expression(substitute_in(loop.until, values)))):
-                self._nodes(loop.body, values, emitter)
+                self._body(loop.body, values, emitter)
             self.touched = entry
             return
         with T.serial(start, start + extent) as step:
             self.analyzer.bind(step, ir.Range.from_min_extent(start, extent))
-            self._nodes(loop.body, values | {loop.var: step}, emitter)
+            self._body(loop.body, values | {loop.var: step}, emitter)
             if loop.until is not None:
                 with T.If(emitter.expression(substitute_in(loop.until, values))), T.Then():
                     T.evaluate(tirx.break_loop())
@@ -236,21 +254,32 @@ class _Block:
             with emitter.guarded([] if _surely(self.analyzer, first < extent) else [first < extent]):
                 self._start(pipeline, values | {loop.var: start + first}, emitter, first)
             cp_async.commit()
-        with T.serial(0, extent) as turn:
-            self.analyzer.bind(turn, ir.Range.from_min_extent(0, extent))
-            with self.waits.around(f"loads of loop {loop.var.name}"):
-                cp_async.wait(stages - 2)
-            self._sync()
-            self.touched = Touched()
+        rest = tuple(node for node in loop.body if node not in pipeline.copies)
+        first = self.products.leading(rest)
+
+        def start_later(turn: Any) -> None:
             later = T.bind(turn + (stages - 1))
             self.analyzer.bind(later, ir.Range.from_min_extent(0, extent))  # where it is used
             with emitter.guarded([later < extent]):
                 self._start(pipeline, values | {loop.var: start + later}, emitter, later % stages)
             cp_async.commit()
+
+        with T.serial(0, extent) as turn:
+            self.analyzer.bind(turn, ir.Range.from_min_extent(0, extent))
+            with self.waits.around(f"loads of loop {loop.var.name}"):
+                cp_async.wait(stages - 2)
+            if any(map(self.products.has, walk(loop.body))):
+                self.products.wait()  # those of the iteration before, which read the slot that is filled next
+            self._sync()
+            self.touched = Touched()
+            if not first:
+                start_later(turn)
             inner, step = self._in_slot(pipeline, emitter, turn % stages), T.bind(start + turn)
             self.analyzer.bind(step, ir.Range.from_min_extent(start, extent))
-            rest = tuple(node for node in loop.body if node not in pipeline.copies)
-            self._nodes(rest, values | {loop.var: step}, inner)
+            named = self._nodes(rest[:first], values | {loop.var: step}, inner)
+            if first:
+                start_later(turn)  # while products are under way
+            self._nodes(rest[first:], named, inner)
         self.touched = self.touched.also(entry)
 
     def _start(self, pipeline: Pipeline, values: Values, emitter: Emitter, slot: Any) -> None:
@@ -279,6 +308,8 @@ class _Block:
         return emitter
 
     def _sync(self) -> None:
+        self.products.settle()
+        self.products.publish()
         with self.waits.around("the other warps"):
             T.evaluate(T.cuda.cta_sync())
 

@@ -35,6 +35,8 @@ from tvm_axe.tile.targets.cuda import swizzles
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.fragments.layout import THREAD
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
+from tvm_axe.tile.targets.cuda.instructions import mma, tma
+from tvm_axe.tile.targets.cuda.uniform.warpgroups import Warpgroups
 from tvm_axe.tile.walking import leaves
 
 ALIGNMENT = 128
@@ -77,12 +79,15 @@ class UniformMemory:
         The layout of each shared tile, over the axis ``m``.
     scratch : int
         Bytes for exchanges between warps.
+    operands : frozenset of Tile
+        The tiles that ``wgmma`` reads; they come first, so that none is moved for its alignment.
     pipelines : mapping from Loop to Pipeline
         The loops whose loads run ahead; their tiles have a slot a stage.
     """
 
     layouts: Mapping[Tile, Layout | ComposeLayout]
     scratch: int
+    operands: frozenset[Tile] = frozenset()
     pipelines: Mapping[Loop, Pipeline] = field(default_factory=dict)
 
     def slots(self, tile: Tile) -> int:
@@ -90,9 +95,14 @@ class UniformMemory:
         pipelines = self.pipelines.values()
         return max([p.stages for p in pipelines if any(tile in load.writes for load in p.copies)], default=1)
 
+    def alignment(self, tile: Tile) -> int:
+        """Bytes that a slot of a tile is aligned to."""
+        return tma.alignment(tile) if tile in self.operands else ALIGNMENT
+
     def slot_bytes(self, tile: Tile) -> int:
         """How far it is from one slot of a tile to the next."""
-        return -(-int(self.layouts[tile].span()) * item_bytes(tile) // ALIGNMENT) * ALIGNMENT
+        step = self.alignment(tile)
+        return -(-int(self.layouts[tile].span()) * item_bytes(tile) // step) * step
 
     def slot_elements(self, tile: Tile) -> int:
         """The same in elements."""
@@ -110,7 +120,11 @@ def item_bytes(tile: Tile) -> int:
 
 
 def decide_memory(
-    program: TileProgram, fragments: Fragments, products: Collection[Gemm], threads: int, decisions: Decisions
+    program: TileProgram,
+    fragments: Fragments,
+    products: Mapping[Gemm, mma.Warps | Warpgroups],
+    threads: int,
+    decisions: Decisions,
 ) -> UniformMemory:
     """Decide the layouts of tiles in shared memory, and the room for exchanges.
 
@@ -120,8 +134,8 @@ def decide_memory(
         The program.
     fragments : mapping from Tile to LayoutChoice
         The layouts of fragments.
-    products : collection of Gemm
-        The products whose operands ``ldmatrix`` loads; the others are multiply-adds.
+    products : mapping from Gemm
+        How warps or warpgroups stand over the products of tensor cores; the others are multiply-adds.
     threads : int
         The threads of a block.
     decisions : Decisions
@@ -133,22 +147,27 @@ def decide_memory(
         A layout as annotated puts two elements at one address.
     """
     layouts: dict[Tile, Layout | ComposeLayout] = {}
-    for tile in program.tiles:
+    by_warpgroups = [gemm for gemm, stand in products.items() if isinstance(stand, Warpgroups)]
+    operands = dict.fromkeys(tile for gemm in by_warpgroups for tile in (gemm.a.tile, gemm.b.tile))
+    by_warps = [gemm for gemm in products if gemm not in by_warpgroups]
+    for tile in (*operands, *(tile for tile in program.tiles if tile not in operands)):
         if tile.scope != "shared":
             continue
-        if tile.layout is not None:
+        if tile in operands:
+            layouts[tile], why = tma.axe_layout(tile), "as wgmma takes it"
+        elif tile.layout is not None:
             if not (tile.layout.admits(tile.shape) and tile.layout.is_injective()):
                 raise TileError(f"{tile}: layout {tile.layout} must place its elements at as many different addresses")
             layouts[tile], why = tile.layout, "its annotation"
         else:
-            accesses = _accesses(program, fragments, products, tile)
+            accesses = _accesses(program, fragments, by_warps, tile)
             layouts[tile], why = swizzles.choose(tile.shape, tile.dtype, accesses)
         decisions.add(tile, layouts[tile], why)
     scratch = scratch_bytes(program, fragments, threads)
     for node in program.nodes():
         if isinstance(node, Gemm) and node not in products and node.a.tile.scope != "shared":
             scratch = max(scratch, node.a.tile.bytes)
-    return UniformMemory(layouts, -(-scratch // ALIGNMENT) * ALIGNMENT)
+    return UniformMemory(layouts, -(-scratch // ALIGNMENT) * ALIGNMENT, frozenset(operands))
 
 
 @dataclass(frozen=True)

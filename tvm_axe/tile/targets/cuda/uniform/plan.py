@@ -11,7 +11,6 @@ import tvm_ffi
 from tvm.target import Target
 
 from tvm_axe.errors import TileError, TileWarning
-from tvm_axe.machines import Gpu
 from tvm_axe.machines.registry import described
 from tvm_axe.tile import keys
 from tvm_axe.tile.nodes import Gemm, Signal, Wait
@@ -27,6 +26,7 @@ from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
 from tvm_axe.tile.targets.cuda.residency import MOST_REGISTERS, Residency, decide_residency
 from tvm_axe.tile.targets.cuda.uniform.memory import UniformMemory, decide_memory
 from tvm_axe.tile.targets.cuda.uniform.schedule import decide_pipelines
+from tvm_axe.tile.targets.cuda.uniform.warpgroups import Warpgroups, arrange, is_gathered, obstacle
 
 _LARGE = 128 * 128  # elements of a gemm's accumulator from which a block has 256 threads
 _ROWS = 4096  # elements of a tile from which a block without gemm has 256 threads
@@ -44,8 +44,9 @@ class UniformPlan(CudaPlan):
         The threads of a block.
     fragments : mapping from Tile to LayoutChoice
         Layouts over ``tx`` and ``m`` of fragments and local tiles, with what decided them.
-    products : mapping from Gemm to mma.Warps
-        How warps stand over the products that ``mma`` does; the others are multiply-adds.
+    products : mapping from Gemm
+        How warps stand over the products that ``mma`` does, and warpgroups over those of ``wgmma``; the others are
+        multiply-adds.
     memory : UniformMemory
         The layouts of shared tiles and the loads that run ahead.
     residency : Residency
@@ -54,7 +55,7 @@ class UniformPlan(CudaPlan):
 
     threads: int
     fragments: Mapping[Tile, LayoutChoice]
-    products: Mapping[Gemm, mma.Warps]
+    products: Mapping[Gemm, mma.Warps | Warpgroups]
     memory: UniformMemory
     residency: Residency
 
@@ -94,7 +95,7 @@ def _decide(program: TileProgram, target: Target, reason: str, threads: int, why
     if "epilogue_tile" in program.options:
         decisions.add("epilogue_tile", "no pieces", "only a specialized kernel has a storing warp")
     decisions.add("kernel", f"{threads} threads", why)
-    products, fragments = _products(program, gpu, threads, decisions)
+    products, fragments = _products(program, target, threads, decisions)
     residency = decide_residency(program, gpu, threads, decisions)
     _check_pressure(program, fragments, threads, residency, decisions)
     memory = decide_memory(program, fragments, products, threads, decisions)
@@ -151,16 +152,17 @@ def _threads(program: TileProgram, most_threads: int) -> list[tuple[int, str]]:
 
 
 def _products(
-    program: TileProgram, gpu: Gpu, threads: int, decisions: Decisions
-) -> tuple[dict[Gemm, mma.Warps], dict[Tile, LayoutChoice]]:
+    program: TileProgram, target: Target, threads: int, decisions: Decisions
+) -> tuple[dict[Gemm, mma.Warps | Warpgroups], dict[Tile, LayoutChoice]]:
     """Instructions of gemms, and all fragment layouts."""
-    gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
+    gpu, gemms = gpu_of(target), [node for node in program.nodes() if isinstance(node, Gemm)]
     fixed: dict[Tile, LayoutChoice] = {}
-    products: dict[Gemm, mma.Warps] = {}
+    products: dict[Gemm, mma.Warps | Warpgroups] = {}
     chained = any(gemm.a.tile.scope != "shared" for gemm in gemms)
     for gemm in gemms:
         _check_gemm(gemm)
-    by_fma = [gemm for gemm in gemms if _instruction(gemm, gpu, decisions) == "fma"]
+    chosen = {gemm: _instruction(program, gemm, target, threads, decisions) for gemm in gemms}
+    by_fma = [gemm for gemm in gemms if chosen[gemm] == "fma"]
     for gemm in by_fma if gpu.tensor_cores != "none" else ():
         _warn_of_fragment(program, gemm)
     across = fma.threads_along_rows([gemm.shape[1] for gemm in by_fma], threads)
@@ -170,13 +172,19 @@ def _products(
             layout = fma.accumulator(m, n, across, threads)
             fixed.setdefault(gemm.c.tile, LayoutChoice(layout, gemm.c.tile.shape, f"{gemm}, by multiply-adds"))
             continue
-        warps = products[gemm] = mma.arrange(m, n, threads, rows_only=chained)
-        decisions.add(gemm, f"{warps.rows} x {warps.columns} warps", "along rows alone" if chained else "nearly square")
-        demands = {gemm.c.tile: mma.accumulator(m, n, warps)}
-        if gemm.a.tile.scope != "shared":
-            demands[gemm.a.tile] = mma.left_operand(m, k, warps, gemm.a.tile.dtype)
+        if chosen[gemm] == "wgmma":
+            stand = products[gemm] = arrange(gemm, threads)
+            decisions.add(gemm, f"{stand.down} x {stand.across} warpgroups", "along rows if these fall into shares")
+            demands = {gemm.c.tile: stand.accumulator(gemm)}
+        else:
+            warps = products[gemm] = mma.arrange(m, n, threads, rows_only=chained)
+            why = "along rows alone" if chained else "nearly square"
+            decisions.add(gemm, f"{warps.rows} x {warps.columns} warps", why)
+            demands = {gemm.c.tile: mma.accumulator(m, n, warps)}
+            if gemm.a.tile.scope != "shared":
+                demands[gemm.a.tile] = mma.left_operand(m, k, warps, gemm.a.tile.dtype)
         for tile, layout in demands.items():
-            held = fixed.setdefault(tile, LayoutChoice(layout, tile.shape, f"{gemm}, by mma"))
+            held = fixed.setdefault(tile, LayoutChoice(layout, tile.shape, f"{gemm}, by {chosen[gemm]}"))
             if held.layout != layout:
                 raise TileError(
                     f"{gemm}: of {tile.name} it demands layout {layout}, but it has {held.layout}, from {held.origin}; "
@@ -253,17 +261,20 @@ def _warn_of_fragment(program: TileProgram, gemm: Gemm) -> None:
         )
 
 
-def _instruction(gemm: Gemm, gpu: Gpu, decisions: Decisions) -> str:
-    """``"mma"`` or ``"fma"``."""
-    by_mma, by_fma = mma.obstacle(gemm), fma.obstacle(gemm)
-    if gpu.tensor_cores == "none":
+def _instruction(program: TileProgram, gemm: Gemm, target: Target, threads: int, decisions: Decisions) -> str:
+    """``"wgmma"``, ``"mma"`` or ``"fma"``."""
+    by_mma, by_fma, by_wgmma = mma.obstacle(gemm), fma.obstacle(gemm), obstacle(gemm, target, threads)
+    if gpu_of(target).tensor_cores == "none":
         by_mma = "no tensor cores that mma is an instruction of"
     if gemm.instruction is not None:
-        why = {"mma": by_mma, "fma": by_fma}.get(gemm.instruction, "it runs only where roles are specialized")
+        why = {"mma": by_mma, "fma": by_fma, "wgmma": by_wgmma}[gemm.instruction]
         if why is not None:
-            raise TileError(f"{gemm}: instruction {gemm.instruction!r}: {why}")
+            raise TileError(f"{gemm}: instruction={gemm.instruction!r}, but {why}; without it the fastest is chosen")
         decisions.add(gemm, gemm.instruction, "as annotated")
         return gemm.instruction
+    if by_wgmma is None and gemm.a.tile.dtype != "float32" and is_gathered(program, gemm):
+        decisions.add(gemm, "wgmma", "it multiplies while threads gather operands on")
+        return "wgmma"
     if by_mma is None and gemm.a.tile.dtype != "float32":
         decisions.add(gemm, f"mma.sync {mma.INSTRUCTIONS[gemm.a.tile.dtype].name}", "tensor cores take its types")
         return "mma"
