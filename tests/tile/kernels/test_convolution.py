@@ -45,6 +45,26 @@ def test_convolutions_that_are_none(changes, message):
         CONV2D.recipe(CPU, {**CONV2D.cases[0], **changes})
 
 
+def test_boxes_of_parts_of_groups_are_refused():
+    with pytest.raises(TileError, match="block_n=6; valid are multiples of a group's 4 channels"):
+        CONV2D.recipe(AMPERE, problem((2, 9), 16, 16, 3, groups=4), block_n=6)
+
+
+@pytest.mark.parametrize(
+    "given, instruction",
+    [
+        (problem((32, 56), 64, 64, 3, padding=(1, 1)), "wgmma"),
+        (problem((32, 14), 512, 512, 3, padding=(1, 1), groups=32), "mma"),
+        (problem((2, 28), 36, 64, 3, dtype="float32"), None),
+    ],
+)
+def test_warpgroups_multiply_where_a_group_has_columns(given, instruction):
+    (program,) = CONV2D.recipe(HOPPER, given).programs
+    text = tile.explain(program, HOPPER)
+    assert "uniform: every warp loads" in text
+    assert {"wgmma": "as wgmma takes it", "mma": "warps  (nearly square)", None: "multiply-adds"}[instruction] in text
+
+
 @pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
 @pytest.mark.parametrize(
     "given, size",
@@ -55,7 +75,7 @@ def test_convolutions_that_are_none(changes, message):
         (problem((8, 28), 24, 64, 3, padding=(4, 4), dilation=(4, 4)), 16),
         (problem((32, 56), 256, 64, 1), 16),
         (problem((2, 28), 36, 64, 3, dtype="float32"), 16),
-        (problem((32, 56), 128, 128, 3, padding=(1, 1), groups=32), 8),
+        (problem((32, 56), 128, 256, 3, padding=(1, 1), groups=32), 8),
         (problem((32, 224), 4, 64, 7, strides=(2, 2), padding=(3, 3)), 8),
         (problem((2, 28), 6, 64, 3), 4),
         (problem((2, 28), 3, 64, 3, dtype="float32"), 4),
@@ -82,6 +102,8 @@ def test_odd_channels_of_16_bits_are_loaded_where_they_are_used():
         (problem((1, 8), 24, 12, 3, padding=(1, 1), groups=3, residual=True), {"stages": 2}),
         (problem((1, 10), 3, 16, 5, strides=(2, 2), padding=(2, 2), bias=True), {}),
         (problem((1, 5), 4, 8, 2, groups=4), {}),
+        (problem((2, 9), 16, 16, 3, padding=(1, 1), groups=4, bias=True), {"block_n": 8}),
+        (problem((1, 12), 12, 24, 3, padding=(2, 1), strides=(1, 2), groups=6), {}),
         (problem((2, 9), 12, 12, 3, padding=(1, 1), groups=12, strides=(2, 1)), {}),
         (problem((1, 13), 5, 5, 5, padding=(4, 4), groups=5, dilation=(2, 2), bias=True), {}),
     ],

@@ -7,7 +7,8 @@ multiple of 8 channels of 16 bits, or 4 of 32. Of an even number of channels of 
 one, such as an image's three colours, single elements, which don't run ahead.
 
 Depthwise convolutions have one term a pixel and nothing that tensor cores could share, so their tiles are boxes of
-pixels, loaded once with what stands around them (`tvm_axe.tile.kernels.depthwise`).
+pixels, loaded once with what stands around them (`tvm_axe.tile.kernels.depthwise`); so are those of few channels a
+group on GPUs.
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 """
@@ -178,7 +179,7 @@ def _pixel(windows: Windows, row: Any) -> tuple[Any, Any, Any]:
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
     windows, machine = windows_of(problem), machine_of(target)
-    boxes = depthwise.knobs(machine, windows) if windows.depthwise else None
+    boxes = depthwise.knobs(machine, windows)
     if boxes is not None:
         return boxes
     if not isinstance(machine, Gpu):
@@ -189,37 +190,68 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
             "block_n": choose(min(128, windows.columns), 32, 64, 256),
             "block_k": choose(block_k, 64, 128, 512),
         }
-    block_m, block_n = _gpu_block(machine, windows)
-    by_tensor_cores = ("wgmma", "mma") if machine.tensor_cores == "wgmma" else ("mma",)
+    instructions = _instructions(machine, windows)
+    block_m, block_n = _gpu_block(machine, windows, instructions[0])
+    block_k = _steps(machine, windows)
     return {
         "block_m": choose(block_m, 32, 64, 128, 256),
         "block_n": choose(block_n, *(size for size in (16, 32, 64, 128) if size < windows.columns + 16)),
-        "block_k": choose(_steps(machine, windows), 16, 32, 64),
-        "stages": choose(0, 2, 3, 4, 5),
+        "block_k": choose(block_k, 16, 32, 64),
+        "stages": choose(_stages(machine, windows, block_m + block_n, block_k), 0, 2, 3, 4, 5),
         "swizzle": choose(8, 1, 4, 16) if windows.out_channels > block_n else (1,),
-        "instruction": by_tensor_cores if machine.by_tensor_cores(windows.dtype) else ("fma",),
+        "instruction": instructions,
     }
 
 
-def _gpu_block(gpu: Gpu, windows: Windows) -> tuple[int, int]:
-    """As many columns as a group has, up to 128, and rows so that most multiprocessors have a block."""
+def _instructions(gpu: Gpu, windows: Windows) -> tuple[str, ...]:
+    """The instructions of products, the best first: of few columns a warpgroup's waits for its operands."""
+    if not gpu.by_tensor_cores(windows.dtype):
+        return ("fma",)
+    if gpu.tensor_cores != "wgmma":
+        return ("mma",)
+    return ("wgmma", "mma") if windows.columns >= 32 else ("mma", "wgmma")
+
+
+def _gpu_block(gpu: Gpu, windows: Windows, instruction: str) -> tuple[int, int]:
+    """As many columns as a group has, up to 128, and rows so that multiprocessors have a block, or by wgmma two.
+
+    Of fewer blocks of 128 columns than that, wgmma has 64.
+    """
     wide = next((size for size in (8, 16, 32, 64) if windows.columns <= size), 128)
     if not gpu.by_tensor_cores(windows.dtype):
         wide = max(16, min(wide, 64))
+    enough = gpu.processors * (2 if instruction == "wgmma" else 1)
 
     def blocks(rows: int) -> int:
         return windows.groups * math.ceil(windows.pixels / rows) * math.ceil(windows.columns / wide)
 
-    return next((rows for rows in (128, 64) if blocks(rows) >= gpu.processors), 64), wide
+    if instruction == "wgmma" and blocks(128) < enough:
+        wide = min(wide, 64)
+    return next((rows for rows in (128, 64) if blocks(rows) >= enough), 64), wide
 
 
 def _steps(gpu: Gpu, windows: Windows) -> int:
-    """Terms of a step: those of one pixel of the kernel where 64 or 32 divide its channels."""
+    """Terms of a step: those of one pixel of the kernel where 64 or 32 divide its channels, or of whole pixels."""
     if not gpu.by_tensor_cores(windows.dtype):
         return 16
     if windows.depth % 32 == 0:
         return 64 if windows.depth % 64 == 0 and gpu.tensor_cores == "wgmma" else 32  # three slots of 64 have room
-    return min(64, 16 * math.ceil(windows.terms / 16)) if windows.terms <= 64 else 32
+    if windows.terms <= 64:
+        return 16 * math.ceil(windows.terms / 16)
+    return next((size for size in (64, 48) if size % windows.depth == 0 and windows.terms % size == 0), 32)
+
+
+def _stages(gpu: Gpu, windows: Windows, rows: int, block_k: int) -> int:
+    """Slots for steps of so many rows, of A and B; of four, three blocks are to have room.
+
+    Elsewhere than on Hopper the plan decides.
+    """
+    if gpu.tensor_cores != "wgmma" or not gpu.by_tensor_cores(windows.dtype):
+        return 0
+    steps = math.ceil(windows.terms / block_k)
+    if steps <= 3:
+        return min(steps, 2)
+    return 4 if 3 * 4 * rows * block_k * dtype_bits(windows.dtype) // 8 <= gpu.shared_bytes else 3
 
 
 # ---- Data and reference ----------------------------------------------------------------------------------------------

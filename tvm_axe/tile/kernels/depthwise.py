@@ -1,13 +1,19 @@
-"""Convolutions of each channel by itself: boxes of pixels, loaded once with what stands around them."""
+"""Convolutions of each few channels by themselves: boxes of pixels, loaded once with what stands around them.
+
+Depthwise ones have one channel a group, and nothing that tensor cores could share; of four they would share little.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import tile
+from tvm_axe.errors import TileError
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import Gpu, Machine
 from tvm_axe.tile.kernels.epilogue import Epilogue
@@ -17,21 +23,45 @@ from tvm_axe.tile.kernels.windows import Windows
 _ROOM = 40 << 10
 """Bytes of shared memory that a box may take, so that some blocks run at once."""
 
+_FEW = 4
+"""Channels of a group at most, of images and of results, on a GPU."""
+
+_MOST = 32
+"""Channels of a block at most there: of more, fewer blocks run at once."""
+
 _LEAST = 8
 """Pixels of a box at least: of fewer, what stands around them is most of what is loaded."""
 
 
 def boxes(windows: Windows, epilogue: Epilogue, *, block_h: int, block_w: int, block_n: int) -> Recipe:
-    """A block has `block_h` x `block_w` pixels of `block_n` channels, and all of the image that their windows cover."""
+    """A block has `block_h` x `block_w` pixels of `block_n` channels, and all of the image that their windows cover.
+
+    Raises
+    ------
+    TileError
+        The channels of a block are those of no whole groups.
+    """
     x_shape, w_shape, y_shape = windows.shapes
-    dtype, channels = windows.dtype, windows.channels
+    dtype, channels, out_channels, depth = windows.dtype, windows.channels, windows.out_channels, windows.depth
+    if block_n % windows.columns:
+        raise TileError(f"conv2d: block_n={block_n}; valid are multiples of a group's {windows.columns} channels")
+    block_c = _channels(windows, block_n)
     rows, columns = _covered(windows, block_h, block_w)
     across, down = tile.cdiv(windows.out_width, block_w), tile.cdiv(windows.out_height, block_h)
     kernel_width, places = windows.kernel_width, windows.kernel_height * windows.kernel_width
 
-    def weight(W: tirx.Buffer, place: Any, channel: Any) -> Any:
-        value = W[T.min(channel, channels - 1), place // kernel_width, place % kernel_width, 0]
-        return T.cast(value, "float32")
+    def weight(W: tirx.Buffer, term: Any, channel: Any) -> Any:
+        place = term // depth
+        at = T.min(channel, out_channels - 1), place // kernel_width, place % kernel_width, term % depth
+        return T.cast(W[at], "float32")
+
+    def added(total: Any, x_tile: tirx.Buffer, w: tirx.Buffer, m: Any, n: Any, p: Any) -> Any:
+        """The sum with the products of a pixel under the window, one for each of the group's channels."""
+        y = m // block_w * windows.strides[0] + p // kernel_width * windows.dilation[0]
+        x = m % block_w * windows.strides[1] + p % kernel_width * windows.dilation[1]
+        first = n // windows.columns * depth
+        terms = (T.cast(x_tile[y, x, first + q], "float32") * w[p * depth + q, n] for q in range(depth))
+        return functools.reduce(operator.add, terms, total)
 
     @T.prim_func
     def depthwise_conv2d(
@@ -41,46 +71,35 @@ def boxes(windows: Windows, epilogue: Epilogue, *, block_h: int, block_w: int, b
         residual: T.Buffer(y_shape, dtype),
         Y: T.Buffer(y_shape, dtype),
     ) -> None:
-        with tile.kernel(windows.batch, down * across, tile.cdiv(channels, block_n)) as (z, i, j):
-            x_tile = tile.shared((rows, columns, block_n), dtype)
-            w = tile.shared((places, block_n), "float32")
+        with tile.kernel(windows.batch, down * across, tile.cdiv(out_channels, block_n)) as (z, i, j):
+            x_tile = tile.shared((rows, columns, block_c), dtype)
+            w = tile.shared((places * depth, block_n), "float32")
             c = tile.fragment((block_h * block_w, block_n), "float32")
             first_y, first_x = T.meta_var(i // across * block_h), T.meta_var(i % across * block_w)
             top = T.meta_var(first_y * windows.strides[0])
             left = T.meta_var(first_x * windows.strides[1])
             tile.fill(x_tile, 0)
-            with tile.parallel(rows, columns, block_n) as (y, x, n):
+            with tile.parallel(rows, columns, block_c) as (y, x, n):
                 # An `if`, and no choice of a value, so that neighbouring channels are loaded together.
                 if (
                     top - windows.padding[0] + y >= 0
                     and top - windows.padding[0] + y < windows.height
                     and left - windows.padding[1] + x >= 0
                     and left - windows.padding[1] + x < windows.width
-                    and j * block_n + n < channels
+                    and j * block_c + n < channels
                 ):
-                    x_tile[y, x, n] = X[z, top - windows.padding[0] + y, left - windows.padding[1] + x, j * block_n + n]
-            with tile.parallel(places, block_n) as (p, n):
+                    x_tile[y, x, n] = X[z, top - windows.padding[0] + y, left - windows.padding[1] + x, j * block_c + n]
+            with tile.parallel(places * depth, block_n) as (p, n):
                 w[p, n] = weight(W, p, j * block_n + n)
             tile.fill(c, 0)
             for p in range(places):
                 with tile.parallel(block_h * block_w, block_n) as (m, n):
-                    c[m, n] = (
-                        c[m, n]
-                        + T.cast(
-                            x_tile[
-                                m // block_w * windows.strides[0] + p // kernel_width * windows.dilation[0],
-                                m % block_w * windows.strides[1] + p % kernel_width * windows.dilation[1],
-                                n,
-                            ],
-                            "float32",
-                        )
-                        * w[p, n]
-                    )
+                    c[m, n] = added(c[m, n], x_tile, w, m, n, p)
             with tile.parallel(block_h * block_w, block_n) as (m, n):
                 if (
                     first_y + m // block_w < windows.out_height
                     and first_x + m % block_w < windows.out_width
-                    and j * block_n + n < channels
+                    and j * block_n + n < out_channels
                 ):
                     at = (z, first_y + m // block_w, first_x + m % block_w, j * block_n + n)
                     Y[at] = T.cast(epilogue.expression(c[m, n], at, None, bias, residual), dtype)
@@ -94,20 +113,38 @@ def _covered(windows: Windows, block_h: int, block_w: int) -> tuple[int, int]:
     return (block_h - 1) * down + rows, (block_w - 1) * right + columns
 
 
+def _sides(machine: Machine, extent: int) -> list[int]:
+    """How long a box may be along an extent of the results, the best first: on a GPU 16 where one box has it all."""
+    whole = isinstance(machine, Gpu) and 8 < extent <= 16
+    return [size for size in (16, 8, 4, 2, 1) if size < 2 * extent and (size < 16 or whole)]
+
+
+def _channels(windows: Windows, block_n: int) -> int:
+    """How many of the image's channels so many of the results' are of."""
+    return block_n // windows.columns * windows.depth
+
+
 def knobs(machine: Machine, windows: Windows) -> Knobs | None:
-    """Boxes that have room with their surroundings; None if not even one pixel's window has."""
+    """Boxes that have room with their surroundings; None if no pixel's window has, or products are better.
+
+    Products are where a group has more channels than few, and on a CPU more than one: neighbours of a vector are then
+    of several channels each.
+    """
+    few = _FEW if isinstance(machine, Gpu) else 1
+    if max(windows.depth, windows.columns) > few:
+        return None
     item = dtype_bits(windows.dtype) // 8
-    places = windows.kernel_height * windows.kernel_width
-    piece = 16 // item
+    places = windows.kernel_height * windows.kernel_width * windows.depth
+    piece = max(16 // item, windows.columns)
 
     def room(block_h: int, block_w: int, block_n: int) -> int:
         rows, columns = _covered(windows, block_h, block_w)
-        return (rows * columns * item + 4 * places) * block_n
+        return rows * columns * item * _channels(windows, block_n) + 4 * places * block_n
 
-    heights = [size for size in (8, 4, 2, 1) if size < 2 * windows.out_height]
-    widths = [size for size in (8, 4, 2, 1) if size < 2 * windows.out_width]
-    most = 64 if isinstance(machine, Gpu) else min(64, windows.channels)
-    sizes = [size for size in (most, 32, 16, piece) if size <= most and size < windows.channels + piece]
+    heights, widths = (_sides(machine, extent) for extent in (windows.out_height, windows.out_width))
+    most = _MOST if isinstance(machine, Gpu) else min(64, windows.out_channels)
+    sizes = [size for size in (most, 32, 16, piece) if size <= most and size < windows.out_channels + piece]
+    sizes = [size for size in dict.fromkeys(sizes) if size % windows.columns == 0]
     for block_h, block_w in zip(heights, widths):
         for block_n in sizes:  # fewer channels before smaller boxes, which load more around them
             if room(block_h, block_w, block_n) <= _ROOM and block_h * block_w >= min(_LEAST, windows.pixels):

@@ -109,11 +109,6 @@ class Windows:
         return self.kernel_height * self.kernel_width * self.depth
 
     @property
-    def depthwise(self) -> bool:
-        """Whether each channel of the results is of one channel of its own."""
-        return self.channels == self.groups == self.out_channels
-
-    @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Those of the images, the weights and the results."""
         return (
