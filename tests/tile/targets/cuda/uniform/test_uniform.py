@@ -241,7 +241,7 @@ def huge(columns, dtype="float32"):
     (programs.matmul(64, 64, 64, threads=100), AMPERE, "threads=100; valid are multiples of 32"),
     (programs.matmul(64, 64, 64, dtype="float8_e4m3fn", transpose_b=True), AMPERE, "sm_80 computes with"),
     (programs.matmul(64, 64, 64, instruction="wgmma"), AMPERE, "sm_80 has no asynchronous products"),
-    (programs.matmul(64, 64, 64, instruction="wgmma"), BLACKWELL, "instruction='wgmma', but sm_100a has no .*; without it the fastest"),
+    (programs.matmul(64, 64, 64, instruction="wgmma"), BLACKWELL, "sm_100a has no .*; without it the fastest is"),
     (programs.matmul(256, 256, 256, (128, 128, 64), stages=4), ADA, "131072 bytes .* a block has 101376"),
     (programs.matmul(64, 64, 64, dtype="float32", instruction="mma"), AMPERE, "k as their last dimension"),
     (programs.matmul(64, 64, 64, total="float16"), AMPERE, "the accumulator is float16; valid is float32"),

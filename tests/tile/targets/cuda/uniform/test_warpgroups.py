@@ -17,8 +17,8 @@ from tvm_axe.tile.targets.cuda.uniform.warpgroups import Warpgroups
 HOPPER, AMPERE = "cuda:sm_90a", "cuda:sm_80"
 
 LANGUAGE = {
-    "dtype": "float16", "total": "float32", "m": 128, "n": 64, "k": 64, "steps": 5, "piece": 8, "options": "", "stages": 3,
-    "rows": 150, "transpose": True, "instruction": "None",
+    "dtype": "float16", "total": "float32", "m": 128, "n": 64, "k": 64, "steps": 5, "piece": 8, "options": "",
+    "stages": 3, "rows": 150, "transpose": True, "instruction": "None",
 }  # fmt: skip
 
 PROGRAM = """
