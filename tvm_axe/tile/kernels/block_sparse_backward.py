@@ -21,6 +21,7 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels import attention_backward as dense
+from tvm_axe.tile.kernels import gradients
 from tvm_axe.tile.kernels.block_sparse import Lists, check_lists, inputs, listed, parts
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose
 
@@ -116,11 +117,11 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
 
 def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
     arrays = inputs(rng, problem)
-    return dense.with_results(rng, problem, arrays, partial(listed, problem, arrays))
+    return gradients.with_results(rng, problem, arrays, partial(listed, problem, arrays))
 
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
-    return dense.expected(problem, arrays, partial(listed, problem, arrays))
+    return gradients.expected(problem, arrays, partial(listed, problem, arrays))
 
 
 BLOCK_SPARSE_ATTENTION_BACKWARD = Kernel(
