@@ -103,6 +103,8 @@ def read_sequence(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, r
     own = settled(func, knobs or {})
     params, scalars = Reader(own).parameters()
     parts = cut(own)
+    if parts.scratch and not params:
+        raise TileError(f"{name}: scratch in a function without a tensor, of which no caller sees anything")
     if not parts.kernels:
         raise TileError(f"{name}: it has no kernel; valid are functions with one `with tile.kernel(...)` or more")
     scratch = tuple(
