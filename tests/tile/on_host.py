@@ -196,7 +196,8 @@ def run(
 ) -> None:
     """Run a kernel in blocks along one axis, on arrays by the names of its parameters; what it stores is in these.
 
-    Of a source with several it is the one of a number. Copies that run ahead are made as late as they may be, or if `early` at once.
+    Of a source with several it is the one of a number. Copies that run ahead are made as late as they may be, or if
+    `early` at once.
     """
     compiler = shutil.which("g++")
     if compiler is None:

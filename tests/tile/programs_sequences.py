@@ -1,5 +1,12 @@
-"""Functions of several kernels, which the tests run."""
+"""Functions of several kernels, and their judges: numpy, and the interpreter, bit for bit."""
 
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from interpreter import interpret
+from on_cpu import poison
 from tvm.script import tirx as T
 
 from tvm_axe import tile
@@ -150,3 +157,59 @@ def counted(x: T.handle, k: T.int32, Y: T.Buffer((16,), "int32")):
             with tile.parallel(16) as j:
                 total[j] = total[j] + row[j]
         tile.copy(total, Y)
+
+
+PROGRAMS = {"sums": sums, "split": split, "quantized": quantized, "running": running, "counted": counted}
+
+
+def drawn(name: str, rng: np.random.Generator) -> list[Any]:
+    """Arguments: integers where sums are then exact, the outputs poisoned; quantized rows have powers of two."""
+    if name == "sums":
+        return [rng.integers(-9, 9, (64, 256)).astype("float32"), poison(64)]
+    if name == "split":
+        m, n = int(rng.integers(1, 150)), 8 * int(rng.integers(1, 20))
+        a, b = (rng.integers(-3, 4, (size, 256)).astype("float16") for size in (m, n))
+        return [a, b, 2.0, poison((m, n))]
+    if name == "quantized":
+        rows, weights = rng.integers(-127, 128, (37, 64)).astype("float32"), rng.integers(-128, 128, (32, 64))
+        rows[:, 5] = 127  # so that scales are 1
+        return [
+            (rows * 2.0 ** rng.integers(-3, 4, (37, 1))).astype("float32"),
+            weights.astype("int8"),
+            poison((37, 32)),
+        ]
+    if name == "running":
+        return [rng.integers(-1000, 1000, (8, 512)).astype("int32"), poison((8, 512), "int32")]
+    return [rng.integers(0, 1000, int(rng.integers(1, 999))).astype("int32"), 3, poison(16, "int32")]
+
+
+def arguments(name: str, given: list[Any]) -> list[Any]:
+    """In the order of the parameters."""
+    if name != "split":
+        return given
+    a, b, alpha, c = given
+    return [a, b, c, alpha]
+
+
+def expected(name: str, given: list[Any]) -> np.ndarray:
+    """The output in float64, or in integers."""
+    if name == "sums":
+        return given[0].astype("float64").sum(1)
+    if name == "split":
+        return 2 * (given[0].astype("float64") @ given[1].astype("float64").T)
+    if name == "quantized":
+        return given[0].astype("float64") @ given[1].astype("float64").T
+    return given[0].cumsum(1) if name == "running" else np.bincount(given[0] % 16, minlength=16)
+
+
+def judge(executable: Any, name: str, rng: np.random.Generator, knobs: dict[str, int] | None = None) -> None:
+    """Run on fresh data, and compare with numpy and with the interpreter, bit for bit."""
+    given = drawn(name, rng)
+    program = tile.read_sequence(PROGRAMS[name], knobs)
+    want = interpret(program, *arguments(name, given))
+    executable(*arguments(name, given))
+    out = max(number for number, value in enumerate(given) if isinstance(value, np.ndarray))
+    np.testing.assert_array_equal(given[out].astype("float64"), expected(name, given).astype("float64"))
+    tensors = [value for value in arguments(name, given) if isinstance(value, np.ndarray)]
+    for found, other in zip(tensors, want, strict=True):
+        np.testing.assert_array_equal(found.astype(other.dtype), other)

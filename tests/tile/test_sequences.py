@@ -12,82 +12,21 @@ import numpy as np
 import on_host
 import pytest
 import tvm
-import tvm_ffi
 from interpreter import interpret
 from on_cpu import poison
-from programs_sequences import counted, quantized, running, split, sums
+from programs_sequences import PROGRAMS, counted, drawn, expected, judge, quantized, running, split, sums
 from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import tile
-from tvm_axe.errors import InputError, StreamError, TileError
+from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import nvcc
 from tvm_axe.machines.cache import Cache
-from tvm_axe.machines.target import resolve_target
-from tvm_axe.stream import Accelerator, from_tile
-from tvm_axe.tile.backend import tile_backend_of
-from tvm_axe.tile.scratch import STREAMS, Scratch
-from tvm_axe.tile.sequencing import in_sequence
-
-PROGRAMS = {"sums": sums, "split": split, "quantized": quantized, "running": running, "counted": counted}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     return Cache(tmp_path_factory.mktemp("cache"))
-
-
-def drawn(name: str, rng: np.random.Generator) -> list[Any]:
-    """Arguments: integers where sums are then exact, the outputs poisoned; quantized rows have powers of two."""
-    if name == "sums":
-        return [rng.integers(-9, 9, (64, 256)).astype("float32"), poison(64)]
-    if name == "split":
-        m, n = int(rng.integers(1, 150)), 8 * int(rng.integers(1, 20))
-        a, b = (rng.integers(-3, 4, (size, 256)).astype("float16") for size in (m, n))
-        return [a, b, 2.0, poison((m, n))]
-    if name == "quantized":
-        rows, weights = rng.integers(-127, 128, (37, 64)).astype("float32"), rng.integers(-128, 128, (32, 64))
-        rows[:, 5] = 127  # so that scales are 1
-        return [
-            (rows * 2.0 ** rng.integers(-3, 4, (37, 1))).astype("float32"),
-            weights.astype("int8"),
-            poison((37, 32)),
-        ]
-    if name == "running":
-        return [rng.integers(-1000, 1000, (8, 512)).astype("int32"), poison((8, 512), "int32")]
-    return [rng.integers(0, 1000, int(rng.integers(1, 999))).astype("int32"), 3, poison(16, "int32")]
-
-
-def arguments(name: str, given: list[Any]) -> list[Any]:
-    """In the order of the parameters."""
-    if name != "split":
-        return given
-    a, b, alpha, c = given
-    return [a, b, c, alpha]
-
-
-def expected(name: str, given: list[Any]) -> np.ndarray:
-    """The output in float64, or in integers."""
-    if name == "sums":
-        return given[0].astype("float64").sum(1)
-    if name == "split":
-        return 2 * (given[0].astype("float64") @ given[1].astype("float64").T)
-    if name == "quantized":
-        return given[0].astype("float64") @ given[1].astype("float64").T
-    return given[0].cumsum(1) if name == "running" else np.bincount(given[0] % 16, minlength=16)
-
-
-def judge(executable: Any, name: str, rng: np.random.Generator, knobs: dict[str, int] | None = None) -> None:
-    """Run on fresh data, and compare with numpy and with the interpreter, bit for bit."""
-    given = drawn(name, rng)
-    program = tile.read_sequence(PROGRAMS[name], knobs)
-    want = interpret(program, *arguments(name, given))
-    executable(*arguments(name, given))
-    out = max(number for number, value in enumerate(given) if isinstance(value, np.ndarray))
-    np.testing.assert_array_equal(given[out].astype("float64"), expected(name, given).astype("float64"))
-    tensors = [value for value in arguments(name, given) if isinstance(value, np.ndarray)]
-    for found, other in zip(tensors, want, strict=True):
-        np.testing.assert_array_equal(found.astype(other.dtype), other)
 
 
 # ---- On CPUs ---------------------------------------------------------------------------------------------------------
@@ -115,8 +54,8 @@ def test_knobs_are_shared_and_choose_kernels(pieces: int, store: Cache) -> None:
 
 def test_rows_that_are_not_there(store: Cache) -> None:
     executable = tile.compile(split, "llvm", store, work_dir=None)
-    c = poison((0, 8))
-    executable(np.zeros((0, 256), "float16"), np.zeros((8, 256), "float16"), c, 1.0)
+    kinds = ((0, 256), "float16"), ((8, 256), "float16"), ((0, 8), "float32")
+    executable(*(tvm.runtime.empty(shape, dtype) for shape, dtype in kinds), 1.0)
 
 
 def test_real_numbers(store: Cache) -> None:
@@ -341,115 +280,12 @@ def test_the_code_for_a_gpu_on_the_host(func: Any, blocks: tuple[int, ...], stor
     np.testing.assert_array_equal(given[-1], expected(name, given))
 
 
-def test_scratch_may_be_given() -> None:
-    """As an executable for a GPU gives it: behind the parameters, of the shapes that arguments decide."""
-    rng, target = np.random.default_rng(), resolve_target("llvm")
-    for name in ("split", "counted"):
-        program = tile.read_sequence(PROGRAMS[name])
-        func = in_sequence(tile.plan(program, target), given=True)
-        module = tile_backend_of(target).build(tvm.IRModule({program.name: func}), target).module
-        given = drawn(name, rng)
-        values = [
-            tvm.runtime.tensor(value) if isinstance(value, np.ndarray) else value for value in arguments(name, given)
-        ]
-        module[program.name](*values, *Scratch(program, "cpu").new(values))
-        (out,) = (value for value, own in zip(values, arguments(name, given)) if own is given[-1])
-        np.testing.assert_array_equal(out.numpy(), expected(name, given))
-
-
-def test_scratch_of_streams_and_threads() -> None:
-    scratch = Scratch(tile.read_sequence(sums), "cpu")
-    values, device = [tvm.runtime.tensor(array) for array in drawn("sums", np.random.default_rng())], tvm.cpu(0)
-    found: dict[Any, Any] = {"here": scratch.new(values)[0]}
-    assert scratch.new(values)[0].same_as(found["here"]) and tuple(found["here"].shape) == (2, 64)
-    for stream in (1, 2):
-        with tvm_ffi.use_raw_stream(device, stream):
-            found[stream] = scratch.new(values)[0]
-            assert scratch.new(values)[0].same_as(found[stream])
-    other = threading.Thread(target=lambda: found.update(there=scratch.new(values)[0]))
-    other.start(), other.join()
-    places = {tensor.data_ptr() for tensor in found.values()}
-    assert len(places) == len(found) == 4
-    for stream in range(3, 3 + STREAMS):  # the oldest are let go
-        with tvm_ffi.use_raw_stream(device, stream):
-            scratch.new(values)
-    assert not scratch.new(values)[0].same_as(found["here"])
-
-
-def test_scratch_of_other_sizes() -> None:
-    scratch = Scratch(tile.read_sequence(split), "cpu")
-    for m, n in ((3, 8), (5, 16), (3, 8)):
-        values = [tvm.runtime.empty((size, 256), "float16", tvm.cpu(0)) for size in (m, n)]
-        (tensor,) = scratch.new([*values, tvm.runtime.empty((m, n), "float32", tvm.cpu(0)), 1.0])
-        assert (tuple(tensor.shape), str(tensor.dtype)) == ((2, m, n), "float32")
-
-
-def test_scratch_beside_tensors_of_pytorch() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    scratch, values = Scratch(tile.read_sequence(sums), "cpu"), [torch.zeros((64, 256)), torch.zeros(64)]
-    (first,), (second,) = scratch.new(values), scratch.new(values)
-    assert first.shape == (2, 64) and first.dtype == torch.float32 and first.data_ptr() != second.data_ptr()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_on_a_gpu(name: str, cuda: object, store: Cache) -> None:
     executable = tile.compile(PROGRAMS[name], "cuda", store, work_dir=None)
     for _ in range(3):
         judge(executable, name, np.random.default_rng())
-
-
-@pytest.mark.gpu
-def test_two_streams(cuda: object, store: Cache) -> None:
-    """Calls that run at once don't share scratch; behind a long kernel all of them are launched before one begins."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    executable, rng = tile.compile(split, "cuda", store, work_dir=None), np.random.default_rng()
-    streams, calls = [torch.cuda.Stream() for _ in range(2)], []
-    for number in range(20):
-        a, b, alpha, c = (torch.from_numpy(x).cuda() if hasattr(x, "shape") else x for x in drawn("split", rng))
-        calls.append((streams[number % 2], [a, b, c, alpha]))
-    torch.cuda.synchronize()
-    for stream in streams:
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(20_000_000)
-    for stream, given in calls:
-        with torch.cuda.stream(stream):
-            executable(*given)
-    torch.cuda.synchronize()
-    for _, (a, b, c, alpha) in calls:
-        assert torch.equal(c, (a.float() @ b.float().T) * alpha)
-
-
-@pytest.mark.gpu
-def test_two_streams_of_the_runtime(cuda: Any, store: Cache) -> None:
-    executable, rng = tile.compile(sums, "cuda", store), np.random.default_rng()
-    streams, calls = [cuda.create_raw_stream() for _ in range(2)], []
-    for number in range(20):
-        x, y = drawn("sums", rng)
-        given = [tvm.runtime.tensor(x, cuda), tvm.runtime.tensor(y, cuda)]
-        calls.append((x, given))
-        with tvm_ffi.use_raw_stream(cuda, streams[number % 2]):
-            executable(*given)
-    for stream in streams:
-        cuda.sync(stream)
-    for x, (_, y) in calls:
-        np.testing.assert_array_equal(y.numpy(), x.sum(1))
-
-
-@pytest.mark.gpu
-def test_captured_in_graphs(cuda: object, store: Cache) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    executable, rng = tile.compile(sums, "cuda", store), np.random.default_rng()
-    given = [torch.from_numpy(array).cuda() for array in drawn("sums", rng)]
-    executable(*given)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        executable(*given)
-    given[0].copy_(torch.from_numpy(drawn("sums", rng)[0]))
-    given[1].fill_(float("nan"))
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(given[1], given[0].sum(1))
 
 
 @pytest.mark.gpu
@@ -504,172 +340,3 @@ def test_an_operator_whose_output_a_kernel_reads() -> None:
     s, y = made(x)
     torch.testing.assert_close(s, x.sum(1))
     torch.testing.assert_close(y, x / x.sum(1, keepdim=True))
-
-
-# ---- What is refused -------------------------------------------------------------------------------------------------
-
-
-def _refused(func: Any, match: str) -> None:
-    with pytest.raises(TileError, match=match):
-        tile.read_sequence(func)
-    with pytest.raises(TileError, match=match):
-        tile.compile(func, "llvm")
-
-
-def test_scratch_that_nothing_wrote() -> None:
-    @T.prim_func
-    def never(A: T.Buffer((8,), "float32")):
-        s = tile.scratch((8,), "float32")
-        with tile.kernel(1), tile.parallel(8) as i:
-            A[i] = s[i]
-
-    @T.prim_func
-    def later(A: T.Buffer((8,), "float32")):
-        s = tile.scratch((8,), "float32")
-        with tile.kernel(1):
-            x = tile.fragment((8,), "float32")
-            tile.copy(s, x)
-            tile.copy(x, A)
-        with tile.kernel(1), tile.parallel(8) as i:
-            s[i] = A[i]
-
-    @T.prim_func
-    def joined(A: T.Buffer((8,), "int32")):
-        s = tile.scratch((8,), "int32")
-        with tile.kernel(1), tile.parallel(8) as i:
-            tile.atomic_add(A[i], s[i])
-        with tile.kernel(1), tile.parallel(8) as i:
-            A[i] = s[i]
-
-    @T.prim_func
-    def flags(A: T.Buffer((8,), "int32")):
-        s = tile.scratch((8,), "int32")
-        with tile.kernel(8) as i:
-            tile.signal(s[i], 1)
-        with tile.kernel(8) as i:
-            tile.wait(s[i], 1)
-            with tile.parallel(1) as j:
-                A[i + j] = 1
-
-    _refused(never, r"reads global s: float32\[8\], which nothing has written before; valid is to fill it first")
-    _refused(later, "`copy s to x` reads global s")
-    _refused(joined, r"joined_1: .* is a join \(add\) with global s.*; valid is a kernel before this one that fills it")
-    _refused(flags, "flags that nothing has set to 0 before")
-
-
-def test_scratch_that_a_block_writes_first(store: Cache) -> None:
-    @T.prim_func
-    def func(A: T.Buffer((8, 16), "float32"), B: T.Buffer((8, 16), "float32")):
-        s = tile.scratch((8, 16), "float32")
-        with tile.kernel(8) as i:
-            x = tile.fragment((1, 16), "float32")
-            y = tile.fragment((1, 16), "float32")
-            tile.copy(A[i, 0], x)
-            tile.copy(x, s[i, 0])
-            tile.copy(s[i, 0], y)
-            tile.copy(y, B[i, 0])
-
-    a, b = np.random.default_rng().standard_normal((8, 16)).astype("float32"), poison((8, 16))
-    tile.compile(func, "llvm", store)(a, b)
-    np.testing.assert_array_equal(a, b)
-
-
-def test_where_scratch_and_kernels_stand() -> None:
-    @T.prim_func
-    def unused(A: T.Buffer((8,), "float32")):
-        s = tile.scratch((8,), "float32")  # noqa: F841
-        with tile.kernel(1):
-            tile.fill(A, 0)
-
-    @T.prim_func
-    def within(A: T.Buffer((8,), "float32")):
-        with tile.kernel(1):
-            s = tile.scratch((8,), "float32")
-            tile.copy(A, s)
-        with tile.kernel(1):
-            tile.fill(A, 0)
-
-    @T.prim_func
-    def nested(A: T.Buffer((8,), "float32")):
-        with tile.kernel(2), tile.kernel(1):
-            tile.fill(A, 0)
-        with tile.kernel(1):
-            tile.fill(A, 0)
-
-    @T.prim_func
-    def looped(A: T.Buffer((8,), "float32")):
-        with tile.kernel(1):
-            tile.fill(A, 0)
-        for _ in range(3):
-            with tile.kernel(1):
-                tile.fill(A, 0)
-
-    @T.prim_func
-    def conditional(A: T.Buffer((8,), "float32"), n: T.int32):
-        with tile.kernel(1):
-            tile.fill(A, 0)
-        if n == 3:
-            with tile.kernel(1):
-                tile.fill(A, 1)
-
-    @T.prim_func
-    def between(A: T.Buffer((8,), "float32")):
-        with tile.kernel(1):
-            tile.fill(A, 0)
-        tile.fill(A, 1)
-        with tile.kernel(1):
-            tile.fill(A, 0)
-
-    @T.prim_func
-    def named(A: T.Buffer((8,), "float32"), n: T.int32):
-        half = n // 2
-        with tile.kernel(1):
-            tile.fill(A, 0)
-        with tile.kernel(half):
-            tile.fill(A, 0)
-
-    @T.prim_func
-    def empty(A: T.Buffer((8,), "float32")):
-        s = tile.scratch((0,), "float32")
-        with tile.kernel(1):
-            tile.copy(A[0:1], s[0:1])
-
-    @T.prim_func
-    def twice(A: T.Buffer((8,), "float32")):
-        way = tile.knob("way", (1, 2))
-        if way == 1:
-            s = tile.scratch((8,), "float32")
-            with tile.kernel(1), tile.parallel(8) as i:
-                s[i] = A[i]
-        s = tile.scratch((8,), "float32")
-        with tile.kernel(1), tile.parallel(8) as i:
-            s[i] = A[i]
-
-    _refused(unused, "unused: no kernel uses the scratch s; valid is a function without it")
-    _refused(within, "tile s: scratch of a kernel; valid is tile.scratch before the first kernel of the function")
-    _refused(nested, "a kernel inside a kernel; valid are kernels one after the other")
-    _refused(looped, "looped: a kernel in a loop beside its kernels; valid are kernels one after the other, and before")
-    _refused(conditional, "conditional: a kernel under a condition beside its kernels")
-    _refused(between, "between: TilePrimitiveCall beside its kernels")
-    _refused(named, r"named: .*beside its kernels; .* a name for a value is T.meta_var\(value\)")
-    _refused(empty, "scratch s: its extent 0 isn't positive")
-    _refused(twice, "scratch s: another tensor has this name; valid is one of its own")
-
-
-def test_tensors_of_a_mesh() -> None:
-    @T.prim_func
-    def func(A: tile.mesh_tensor((2, 8), "float32"), me: T.int32):
-        with tile.kernel(1, device=me):
-            tile.fill(A[me, 0:8], 0)
-        with tile.kernel(1, device=me):
-            tile.fill(A[me, 0:8], 1)
-
-    _refused(func, "func: A of a mesh in a function of several kernels or with tile.scratch; valid is one kernel a")
-
-
-def test_where_one_kernel_is_wanted() -> None:
-    with pytest.raises(TileError, match="sums: several kernels, or scratch; valid here is one .* tile.read_sequence"):
-        tile.read(sums)
-    for program in (sums, tile.read_sequence(sums)):
-        with pytest.raises(StreamError, match="tile program 'sums': several kernels, or scratch; valid is one kernel"):
-            from_tile(program, Accelerator())
