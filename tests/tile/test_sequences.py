@@ -288,15 +288,6 @@ def test_on_a_gpu(name: str, cuda: object, store: Cache) -> None:
         judge(executable, name, np.random.default_rng())
 
 
-@pytest.mark.gpu
-def test_exported_from_a_gpu(cuda: Any, store: Cache, tmp_path: Path) -> None:
-    tile.compile(sums, "cuda", store).export(tmp_path / "sums.so")
-    x, y = drawn("sums", np.random.default_rng())
-    given, found = tvm.runtime.tensor(x, cuda), tvm.runtime.tensor(y, cuda)
-    tvm.runtime.load_module(str(tmp_path / "sums.so"))["sums"](given, found)
-    np.testing.assert_array_equal(found.numpy(), x.sum(1))
-
-
 # ---- As operators ----------------------------------------------------------------------------------------------------
 
 _NUMBERS = itertools.count()
