@@ -1,7 +1,7 @@
 """Compiled tile programs: what is called with arrays or tensors, timed, profiled, exported and explained.
 
 A function of several kernels is a `SequenceExecutable`: called as one, with the same arguments. On a GPU it is given
-its scratch by `tvm_axe.tile.scratch`.
+its scratch by `tvm_axe.tile.allocating`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.plans import Plan, SequencePlan
 from tvm_axe.tile.profiling import Profile, Samples
-from tvm_axe.tile.scratch import Scratch
+from tvm_axe.tile.allocating import Scratch
 from tvm_axe.tile.sequencing import in_sequence, kernels_of, takes_scratch
 
 __all__ = ["SequenceExecutable", "TileExecutable", "executable"]
@@ -166,7 +166,8 @@ class TileExecutable:
         ``DLTensor*`` for each tensor and a number for each scalar, and throws ``tvm::ffi::Error`` where they don't fit.
         Tensors begin at a multiple of 64 bytes, as TVM allocates them, which on a CPU nobody checks.
         Such programs link libtvm_ffi and TVM's runtime, libtvm_runtime, which has the threads; a kernel for a GPU needs
-        that GPU's, such as libtvm_runtime_cuda, too, and is exported where such a GPU is.
+        that GPU's, such as libtvm_runtime_cuda, too, and is exported where such a GPU is. There scratch of several
+        kernels is the runtime's workspace of the calling thread, whose calls have to be on one stream, or in an order.
 
         Parameters
         ----------
@@ -242,9 +243,7 @@ class TileExecutable:
 class SequenceExecutable(TileExecutable):
     """A compiled function of several kernels, which is called as one; see `TileExecutable`.
 
-    On a GPU each call is given scratch that no other call uses at the same time (`tvm_axe.tile.scratch`). What `export`
-    writes for a GPU allocates its own, of the runtime's workspace of the calling thread: calls of one thread on
-    different streams have to be in order, as by an event.
+    On a GPU each call is given scratch that no other call uses at the same time (`tvm_axe.tile.allocating`).
     """
 
     def __init__(self, decided: SequencePlan, built: Built) -> None:
