@@ -14,8 +14,8 @@ from programs_sequences import PROGRAMS, arguments, drawn, expected, split, sums
 from tvm_axe import tile
 from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.target import resolve_target
-from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.allocating import STREAMS, Scratch
+from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.sequencing import in_sequence
 
 

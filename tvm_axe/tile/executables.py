@@ -19,11 +19,11 @@ from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import Built, backend_of, cache
 from tvm_axe.machines.timing import timed
 from tvm_axe.notebook import preformatted
+from tvm_axe.tile.allocating import Scratch
 from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.plans import Plan, SequencePlan
 from tvm_axe.tile.profiling import Profile, Samples
-from tvm_axe.tile.allocating import Scratch
 from tvm_axe.tile.sequencing import in_sequence, kernels_of, takes_scratch
 
 __all__ = ["SequenceExecutable", "TileExecutable", "executable"]
