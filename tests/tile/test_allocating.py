@@ -98,11 +98,11 @@ def test_two_streams(cuda: object, store: Cache) -> None:
 @pytest.mark.gpu
 def test_two_streams_of_the_runtime(cuda: Any, store: Cache) -> None:
     executable, rng = tile.compile(sums, "cuda", store), np.random.default_rng()
-    streams, calls = [cuda.create_raw_stream() for _ in range(2)], []
-    for number in range(20):
-        x, y = drawn("sums", rng)
-        given = [tvm.runtime.tensor(x, cuda), tvm.runtime.tensor(y, cuda)]
-        calls.append((x, given))
+    streams = [int(cuda.create_raw_stream()) for _ in range(2)]
+    data = [drawn("sums", rng) for _ in range(20)]
+    calls = [(x, [tvm.runtime.tensor(array, cuda) for array in (x, y)]) for x, y in data]
+    cuda.sync()
+    for number, (_, given) in enumerate(calls):
         with tvm_ffi.use_raw_stream(cuda, streams[number % 2]):
             executable(*given)
     for stream in streams:

@@ -235,6 +235,28 @@ def test_a_size_of_a_tensor_that_a_kernel_does_not_touch(store: Cache) -> None:
     np.testing.assert_array_equal(y, x[(6 + np.arange(4)) // 2, 1] + 6)
 
 
+def test_sizes_that_are_known_from_each_other(store: Cache) -> None:
+    """A kernel whose grid is of an extent that stands in one tensor, beside one that another tensor has."""
+
+    @T.prim_func
+    def func(z: T.handle, x: T.handle, Y: T.Buffer((4,), "int32")):
+        n = T.int32()
+        m = T.int32()
+        Z = T.match_buffer(z, (n,), "int32")
+        X = T.match_buffer(x, (m, n * 2), "int32")
+        ones = tile.scratch((4,), "int32")
+        with tile.kernel(1), tile.parallel(4) as i:
+            ones[i] = X[0, 0] + Z[0]
+        with tile.kernel(1), tile.parallel(4) as i:
+            Y[i] = ones[i] + m
+
+    second = tile.read_sequence(func).kernels[1]
+    assert [str(param.name) for param in second.func.params] == ["Z", "X", "Y", "ones"]
+    x, y = np.arange(18, dtype="int32").reshape(3, 6) + 5, poison(4, "int32")
+    tile.compile(func, "llvm", store)(np.full(3, 2, "int32"), x, y)
+    np.testing.assert_array_equal(y, 5 + 2 + 3)
+
+
 # ---- On GPUs ---------------------------------------------------------------------------------------------------------
 
 
@@ -305,7 +327,7 @@ def test_an_operator() -> None:
             dA[i, j] = twice[i]
 
     summed = tile.operator(f"axe_tests_sequences::op{next(_NUMBERS)}", sums, gradient=gradient)
-    x = torch.randn((64, 256), requires_grad=True)
+    x = torch.randint(-9, 10, (64, 256)).float().requires_grad_()  # whose sums are exact
     summed(x).square().sum().backward()
     torch.testing.assert_close(summed(x), x.sum(1))
     torch.testing.assert_close(x.grad, (2 * x.sum(1))[:, None].expand(64, 256))

@@ -51,9 +51,9 @@ def is_sequence(func: tirx.PrimFunc) -> bool:
 
 def unused(func: tirx.PrimFunc) -> list[str]:
     """The names of scratch that no kernel touches, whatever knobs are."""
-    declared = [stmt.buffer for stmt in _flat(func.body) if isinstance(stmt, tirx.AllocBuffer)]
-    touched = [variables_in(stmt) for stmt in _flat(func.body) if not isinstance(stmt, tirx.AllocBuffer)]
-    return [str(buffer.name) for buffer in declared if not any(buffer in found for found in touched)]
+    allocated = [stmt.buffer for stmt in _flat(func.body) if isinstance(stmt, tirx.AllocBuffer)]
+    touched = variables_in(*(stmt for stmt in _flat(func.body) if not isinstance(stmt, tirx.AllocBuffer)))
+    return [str(buffer.name) for buffer in allocated if _is_scratch(buffer) and buffer not in touched]
 
 
 def cut(func: tirx.PrimFunc) -> Cut:
@@ -93,11 +93,10 @@ def _part(
     for tensor in kept:
         used |= variables_in(*tensor.shape)
     # An extent is known from a tensor that has it, also where the kernel touches none that does.
-    for tensor in tensors:
-        own, known = _extents([tensor]) & used, _extents(kept)
-        if own - known:
-            kept.add(tensor)
-            used |= variables_in(*tensor.shape)
+    while missing := (_extents(tensors) & used) - _extents(kept):
+        tensor = next(tensor for tensor in tensors if _extents([tensor]) & missing)
+        kept.add(tensor)
+        used |= variables_in(*tensor.shape)
     params = [
         param for param in (*func.params, *scratch) if (param in kept if tirx.is_buffer_var(param) else param in used)
     ]

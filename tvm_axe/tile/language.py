@@ -139,7 +139,7 @@ def kernel(
     epilogue_tile: Sequence[int] | None = None,
     device: tirx.Var | None = None,
 ) -> Iterator[Any]:
-    """Open the kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
+    """Open a kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
 
     Parameters
     ----------

@@ -362,13 +362,13 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
         There is no such knob or value, or the program doesn't allow them together.
     TileError
         A `tile.assume` of another form; a parameter with strides or an offset, or outside of global memory; mesh
-        tensors of different numbers of devices, or without the device's coordinate; no kernel, or more than one, or
-        statements beside it; a statement that is none of the language's words; a tile without constant extents;
-        operands whose shapes, scopes or types don't go together; a copy that leaves a tile, or that starts outside of a
-        tensor; an access of `parallel` outside of a tile; points of a `parallel`, or blocks, that race; what is read
-        and was never written; a pipelined loop with more stages than iterations, or whose iterations race on a shared
-        tile; flags that aren't int32 in global memory, lie outside of their tensor, are touched otherwise too, or are
-        set or reset by several blocks; or what is no function.
+        tensors of different numbers of devices, or without the device's coordinate; no kernel, or statements beside it,
+        or several or scratch (`tvm_axe.tile.read_sequence`); a statement that is none of the language's words; a tile
+        without constant extents; operands whose shapes, scopes or types don't go together; a copy that leaves a tile,
+        or that starts outside of a tensor; an access of `parallel` outside of a tile; points of a `parallel`, or
+        blocks, that race; what is read and was never written; a pipelined loop with more stages than iterations, or
+        whose iterations race on a shared tile; flags that aren't int32 in global memory, lie outside of their tensor,
+        are touched otherwise too, or are set or reset by several blocks; or what is no function.
     """
     if not isinstance(func, tirx.PrimFunc):
         raise TileError(
