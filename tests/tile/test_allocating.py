@@ -67,6 +67,13 @@ def test_scratch_of_other_sizes() -> None:
         assert (tuple(tensor.shape), str(tensor.dtype)) == ((2, m, n), "float32")
 
 
+def test_scratch_beside_tensors_of_others() -> None:
+    """Whose stream isn't known: it is kept for no later call."""
+    scratch, values = Scratch(tile.read_sequence(sums), "cpu"), drawn("sums", np.random.default_rng())
+    (first,), (second,) = scratch.new(values), scratch.new(values)
+    assert tuple(first.shape) == (2, 64) and first.data_ptr() != second.data_ptr()
+
+
 def test_scratch_beside_tensors_of_pytorch() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     scratch, values = Scratch(tile.read_sequence(sums), "cpu"), [torch.zeros((64, 256)), torch.zeros(64)]
