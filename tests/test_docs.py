@@ -14,7 +14,7 @@ def test_communication(capsys):
 def test_tile(capsys):
     runpy.run_path(str(DOCS / "tile.py"))
     printed = capsys.readouterr().out
-    assert printed.count("relative error") == 3 and "persistent" in printed
+    assert printed.count("relative error") == 4 and "persistent" in printed
 
 
 def test_stream(capsys, golden):

@@ -90,3 +90,27 @@ def unknown(a_handle: T.handle):
         a = tile.fragment((block,), "float32")
         tile.fill(a, 1)
         tile.copy(a, A[m * block])
+
+
+@T.prim_func
+def two_passes(A: T.Buffer((64, 256), "float32"), B: T.Buffer((64, 256), "float32")):
+    """Rows divided by their sums, which are summed in pieces; a knob for both kernels, and one for the second."""
+    block = tile.knob("block", (8, 16))
+    pieces = tile.knob("pieces", (2, 1))
+    sums = tile.scratch((pieces, 64), "float32")
+    with tile.kernel(64 // block, pieces) as (m, p):
+        a = tile.fragment((block, 256 // pieces), "float32")
+        s = tile.fragment((block,), "float32")
+        tile.copy(A[m * block, p * (256 // pieces)], a)
+        tile.sum(a, s)
+        tile.copy(s, sums[p, m * block])
+    with tile.kernel(64 // block) as m:
+        every = tile.fragment((pieces, block), "float32")
+        whole = tile.fragment((block,), "float32")
+        rows = tile.fragment((block, 256), "float32")
+        tile.copy(sums[0, m * block], every)
+        tile.sum(every, whole, axis=0)
+        tile.copy(A[m * block, 0], rows)
+        with tile.parallel(block, 256) as (i, j):
+            rows[i, j] = rows[i, j] / (whole[i] + 1000.0)
+        tile.copy(rows, B[m * block, 0])

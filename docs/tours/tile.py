@@ -261,7 +261,48 @@ weights = np.exp(np.where(np.tri(TOKENS, dtype=bool), scores, -np.inf))
 check(tile.compile(attention, "llvm"), [q, k, v], weights / weights.sum(axis=2, keepdims=True) @ v, 1e-5)
 
 # %%
-# 5. Kernels that meet
+# 5. Several kernels
+# ------------------
+#
+# A function may have several kernels, which run one after the other: each sees what those before it have stored. What
+# one leaves for the next lies in `scratch`, global memory that is there for a call. A product of few tiles and a long
+# sum keeps more of a GPU busy if its sum is split, and a second kernel adds the pieces up. How many there are is a
+# knob, of both kernels; with one piece an `if` of it would choose another kernel.
+
+
+@T.prim_func
+def split(A: T.Buffer((64, 4096), "float32"), B: T.Buffer((4096, 64), "float32"), C: T.Buffer((64, 64), "float32")):
+    pieces = tile.knob("pieces", (8, 4, 16))
+    parts = tile.scratch((pieces, 64, 64), "float32")
+    with tile.kernel(pieces) as p:
+        a = tile.shared((64, 64), "float32")
+        b = tile.shared((64, 64), "float32")
+        c = tile.fragment((64, 64), "float32")
+        tile.fill(c, 0)
+        for k in tile.pipelined(64 // pieces):
+            tile.copy(A[0, (p * (64 // pieces) + k) * 64], a)
+            tile.copy(B[(p * (64 // pieces) + k) * 64, 0], b)
+            tile.gemm(a, b, c)
+        tile.copy(c, parts[p, 0, 0])
+    with tile.kernel(4) as m:
+        every = tile.fragment((pieces, 16, 64), "float32")
+        total = tile.fragment((16, 64), "float32")
+        tile.copy(parts[0, m * 16, 0], every)
+        tile.sum(every, total, axis=0)
+        tile.copy(total, C[m * 16, 0])
+
+
+A, B = rng.standard_normal((64, 4096), dtype="float32"), rng.standard_normal((4096, 64), dtype="float32")
+check(tile.compile(split, "llvm"), [A, B], A.astype("float64") @ B.astype("float64"), 1e-5)
+
+# %%
+# It is one function to whoever calls, exports or tunes it; its plan has each kernel under its name. Scratch that a
+# kernel reads and none before it wrote is refused.
+
+print(tile.explain(split, "cuda:sm_90a"), end="\n\n")
+
+# %%
+# 6. Kernels that meet
 # --------------------
 #
 # Kernels may meet while they run: `tile.signal` sets flags, int32 in global memory of any device, when all that a block
@@ -331,7 +372,7 @@ else:
     raise AssertionError("the deadlock went unseen")
 
 # %%
-# 6. What goes wrong
+# 7. What goes wrong
 # ------------------
 #
 # A program that can't be right on any target is refused when it is read, with what was seen and what would be valid.

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import tvm
-from tuning_tiles import plain, product, rows, scaled, unknown, waiting, wrong
+from tuning_tiles import plain, product, rows, scaled, two_passes, unknown, waiting, wrong
 from tvm import s_tir
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
@@ -96,6 +96,21 @@ def test_records_are_of_a_program_and_a_target(tuned, target):
     assert recorded_knobs(parsed, target, folder) is not None
 
 
+def test_kernels_of_a_function_are_tuned_together(tmp_path, target):
+    result = tune(two_passes, target=target, trials=8, work_dir=tmp_path, seed=0, progress=False)
+    (task,) = result.tasks
+    assert (task.name, task.trials, task.failures) == ("two_passes", 4, ())
+    assert records(tmp_path).keys() == {(8, 2), (8, 1), (16, 2), (16, 1)}
+    assert "kernel main_2(A, B, sums) for m" in result.report.read_text()
+    exe = tile.compile(two_passes, target, work_dir=tmp_path)
+    values, _ = recorded_knobs(two_passes, target, tmp_path)
+    assert exe.knobs == {"block": 8, "pieces": 2} | values
+    assert "the fastest recorded, " in exe.explain()
+    a, b = np.random.default_rng().random((64, 256), "float32"), np.full((64, 256), np.nan, "float32")
+    exe(a, b)
+    np.testing.assert_allclose(b, a / (a.sum(1, keepdims=True) + 1000), rtol=1e-5)
+
+
 def test_the_page_shows_the_program(tuned):
     _, result = tuned
     assert "kernel main(A, B, C) for m" in result.report.read_text()
@@ -166,6 +181,7 @@ def test_a_space_begins_with_the_defaults_and_refuses_what_the_program_does(targ
 def test_how_far_sums_may_be_off():
     assert summing_slack(tunable(product)) == pytest.approx(2 * 2.0**-24 * math.sqrt(3 * 32))
     assert summing_slack(tunable(rows)) == 0.0
+    assert summing_slack(tunable(two_passes)) == pytest.approx(2 * 2.0**-24 * (math.sqrt(128) + math.sqrt(2)))
 
 
 def test_columns_tell_candidates_apart():
@@ -179,6 +195,9 @@ def test_columns_tell_candidates_apart():
     assert (first["knob_steps"], first["knob_stages"]) == (2.0, 0.0)
     refused = knob_columns(scheduled(product, bm=32, bk=96).mod["main"])
     assert refused["knob_0"] == math.log2(33) and refused["knob_blocks"] == 0
+    both = knob_columns(scheduled(two_passes, block=16).mod["main"])  # the blocks and tiles of two kernels
+    assert both["knob_blocks"] == math.log2(1 + 4 * 2 + 4)
+    assert both["knob_fragments"] == math.log2(1 + 4 * (16 * 128 + 16) + 4 * (2 * 16 + 16 + 16 * 256))
     nothing = knob_columns(plain)
     assert set(nothing.values()) == {0.0} and nothing.keys() == first.keys()
 
@@ -192,6 +211,7 @@ def test_candidates_are_built_for_every_target(name):
         except TileError as error:
             pytest.skip(f"no compiler for CUDA here: {error}")
     assert build(scheduled(product, bm=16).mod, target) is not None
+    assert build(scheduled(two_passes, block=16).mod, target) is not None
     with pytest.raises(LowerError, match=r"main: main: tile.require\(bm \* bk <= 2048\) doesn't hold of bm=32, bk=96"):
         build(scheduled(product, bm=32, bk=96).mod, target)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from interpreter import Running
+from interpreter import Unsignalled, _block, _extents, _Memory, _sizes
 
 from tvm_axe.collective.algorithms import Algorithm, offered, phases
 from tvm_axe.collective.ops import boxes, summed
@@ -22,8 +22,38 @@ from tvm_axe.collective.side import BESIDE, STEPS, Branching, step
 from tvm_axe.errors import WorkerError
 from tvm_axe.lower.calls import Call, Tensor
 from tvm_axe.lower.pairing import Launch
+from tvm_axe.tile.program import TileProgram
 
 PROCESSORS = 2
+
+
+class Running:
+    """A program on arrays that others use too while it runs: point by point, in the order of its grid.
+
+    The arrays are float64 or int64, by the parameters' names, and scalars numbers.
+    """
+
+    def __init__(self, program: TileProgram, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int]) -> None:
+        self._program = program
+        tiles = [arrays[tile.name] for tile in program.params]
+        given = {scalar: np.asarray(scalars[scalar.name]) for scalar in program.scalars}
+        self._sizes = {**_sizes(program, tiles), **given}
+        self._tensors = {tile: _Memory(tile, array, "block") for tile, array in zip(program.params, tiles)}
+        self.points = list(np.ndindex(*_extents(program, self._sizes)))
+        self.steps = 0  # that blocks have done
+        self._blocks: dict[int, Iterator[object]] = {}
+
+    def run(self, number: int) -> bool:
+        """Run the block of a point on, as far as flags let it; whether it is done."""
+        if number not in self._blocks:
+            block = _block(self._program, number, self.points[number], self._tensors, self._sizes, {})
+            self._blocks[number] = block.run(self._program.body)
+        with np.errstate(all="ignore"):
+            for event in self._blocks[number]:
+                if isinstance(event, Unsignalled):
+                    return False
+                self.steps += 1
+        return True
 
 
 class Stuck(Exception):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from expressions import Evaluator, wrapped
@@ -38,9 +39,9 @@ from tvm_axe.tile.nodes import (
     Wait,
 )
 from tvm_axe.tile.printing import kind, line
-from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.reading import read
+from tvm_axe.tile.program import TileProgram, TileSequence
 from tvm_axe.tile.regions import Region, Tile
+from tvm_axe.tile.sequences import read_function
 
 POISON = 0x5A5A5A5A5A5A5A5A
 NOBODY, MANY = -1, -2
@@ -60,7 +61,7 @@ class TooLarge(Fault):
 
 
 def interpret(
-    program: TileProgram | tirx.PrimFunc,
+    program: TileProgram | TileSequence | tirx.PrimFunc,
     *arguments: np.ndarray | float,
     rng: np.random.Generator | None = None,
     largest: Mapping[str, float] | None = None,
@@ -78,8 +79,10 @@ def interpret(
     -------
     What each tensor holds afterwards, outputs or not: float64, int64 or bool.
     """
-    program = program if isinstance(program, TileProgram) else read(program)
+    program = read_function(program) if isinstance(program, tirx.PrimFunc) else program
     given = dict(zip(program.func.params, arguments, strict=True))
+    if isinstance(program, TileSequence):
+        return _in_order(program, given, rng, largest)
     arrays = [np.asarray(given[tile.buffer]) for tile in program.params]
     sizes = {**_sizes(program, arrays), **{scalar: np.asarray(given[scalar]) for scalar in program.scalars}}
     broken = find_broken(program.assumptions, {str(var.name): int(size) for var, size in sizes.items()})
@@ -93,6 +96,25 @@ def interpret(
     for number, point in enumerate(points):
         _run(program, number, point, tensors, sizes, largest or {})
     return [tensors[tile].data for tile in program.params]
+
+
+def _in_order(
+    program: TileSequence,
+    given: Mapping[tirx.Var, np.ndarray | float],
+    rng: np.random.Generator | None,
+    largest: Mapping[str, float] | None,
+) -> list[np.ndarray]:
+    """Run one kernel after the other, on what those before it have left; scratch begins as tiles on chip do."""
+    sizes = _sizes(program, [np.asarray(given[tile.buffer]) for tile in program.params])
+    evaluate = Evaluator({**sizes, **{scalar: np.asarray(given[scalar]) for scalar in program.scalars}}, _no_load)
+    memory = dict(given)
+    for tile in program.scratch:
+        shape = tuple(int(evaluate(extent)) for extent in tile.shape)
+        memory[tile.buffer] = _poison(replace(tile, shape=shape))
+    for kernel in program.kernels:
+        left = interpret(kernel, *(memory[param] for param in kernel.func.params), rng=rng, largest=largest)
+        memory |= {tile.buffer: array for tile, array in zip(kernel.params, left, strict=True)}
+    return [_widened(np.asarray(memory[tile.buffer])) for tile in program.params]
 
 
 def _run(
@@ -124,36 +146,7 @@ def _block(
     return _Block(number, {**tensors, **on_chip}, values, largest)
 
 
-class Running:
-    """A program on arrays that others use too while it runs: point by point, in the order of its grid.
-
-    The arrays are float64 or int64, by the parameters' names, and scalars numbers.
-    """
-
-    def __init__(self, program: TileProgram, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int]) -> None:
-        self._program = program
-        tiles = [arrays[tile.name] for tile in program.params]
-        given = {scalar: np.asarray(scalars[scalar.name]) for scalar in program.scalars}
-        self._sizes = {**_sizes(program, tiles), **given}
-        self._tensors = {tile: _Memory(tile, array, "block") for tile, array in zip(program.params, tiles)}
-        self.points = list(np.ndindex(*_extents(program, self._sizes)))
-        self.steps = 0  # that blocks have done
-        self._blocks: dict[int, Iterator[object]] = {}
-
-    def run(self, number: int) -> bool:
-        """Run the block of a point on, as far as flags let it; whether it is done."""
-        if number not in self._blocks:
-            block = _block(self._program, number, self.points[number], self._tensors, self._sizes, {})
-            self._blocks[number] = block.run(self._program.body)
-        with np.errstate(all="ignore"):
-            for event in self._blocks[number]:
-                if isinstance(event, Unsignalled):
-                    return False
-                self.steps += 1
-        return True
-
-
-def _sizes(program: TileProgram, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
+def _sizes(program: TileProgram | TileSequence, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
     """The symbolic extents of parameters, as the arrays have them; every other extent must be the array's."""
     sizes: dict[tirx.Var, np.ndarray] = {}
     for tile, array in zip(program.params, arrays, strict=True):
@@ -161,7 +154,7 @@ def _sizes(program: TileProgram, arrays: Sequence[np.ndarray]) -> dict[tirx.Var,
         for extent, size in zip(tile.shape, array.shape):
             if isinstance(extent, tirx.Var):
                 assert sizes.setdefault(extent, np.asarray(size)) == size, f"{tile}: an array of shape {array.shape}"
-            else:
+            elif isinstance(extent, int):  # and one that is computed has the value that it has
                 assert extent == size, f"{tile}: an array of shape {array.shape}"
     return sizes
 

@@ -191,10 +191,13 @@ _ASYNCHRONOUS = (
 )
 
 
-def run(source: str, blocks: int, arrays: Mapping[str, np.ndarray], folder: Path, early: bool = False) -> None:
+def run(
+    source: str, blocks: int, arrays: Mapping[str, np.ndarray], folder: Path, early: bool = False, number: int = 0
+) -> None:
     """Run a kernel in blocks along one axis, on arrays by the names of its parameters; what it stores is in these.
 
-    Copies that run ahead are made as late as they may be, or if `early` at once.
+    Of a source with several it is the one of a number. Copies that run ahead are made as late as they may be, or if
+    `early` at once.
     """
     compiler = shutil.which("g++")
     if compiler is None:
@@ -204,9 +207,9 @@ def run(source: str, blocks: int, arrays: Mapping[str, np.ndarray], folder: Path
         body = re.sub(written, meant, body)
     assert "asm" not in body, "the kernel has instructions of its own"
     body = re.sub(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];", r"uchar* \1 = shared;", body)
-    found = _KERNEL.search(body)
-    assert found is not None, "the source has no kernel"
-    threads, name, parameters = found.groups()
+    kernels = _KERNEL.findall(body)
+    assert number < len(kernels), "the source has no such kernel"
+    threads, name, parameters = kernels[number]
     types, names = zip(*(each.replace("__restrict__", "").rsplit(maxsplit=1) for each in parameters.split(",")))
     call = ", ".join(f"({kind}) arguments[{at}]" for at, kind in enumerate(types))
     behind = _BEHIND.replace("CALL", f"{name}({call})").replace("THREADS", threads)

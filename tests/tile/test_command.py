@@ -34,6 +34,24 @@ def made():
     return matmul
 
 
+@T.prim_func
+def sums(A: T.Buffer((64, 64), "float32"), B: T.Buffer((64,), "float32")):
+    rows = tile.knob("rows", (16, 32))
+    parts = tile.scratch((2, 64), "float32")
+    with tile.kernel(64 // rows, 2) as (m, s):
+        a = tile.fragment((rows, 32), "float32")
+        part = tile.fragment((rows,), "float32")
+        tile.copy(A[m * rows, s * 32], a)
+        tile.sum(a, part)
+        tile.copy(part, parts[s, m * rows])
+    with tile.kernel(1):
+        both = tile.fragment((2, 64), "float32")
+        total = tile.fragment((64,), "float32")
+        tile.copy(parts, both)
+        tile.sum(both, total, axis=0)
+        tile.copy(total, B)
+
+
 def sized(n):
     return matmul
 
@@ -77,6 +95,16 @@ def test_explain(file, name, target, capsys):
     assert decisions == tile.explain(load_file(file).matmul, target) + "\n"
     assert decisions.startswith("kernel\n")
     assert ("mma.sync" in decisions) == ("sm_80" in target)
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda:sm_80"])
+def test_explain_several_kernels(file, target, capsys):
+    assert cli.main(["tile", "explain", f"{file}:sums", "--target", target, "--knob", "rows=32"]) == 0
+    program, _, decisions = capsys.readouterr().out.partition("\n\n")
+    read = tile.read_sequence(load_file(file).sums, {"rows": 32})
+    assert program == str(read) and program.startswith("function sums(A, B)\n")
+    assert decisions == tile.plan(read, target).explain() + "\n"
+    assert decisions.startswith("knobs\n    rows = 32") and "\nsums_1\n    kernel\n" in decisions
 
 
 @pytest.mark.parametrize(

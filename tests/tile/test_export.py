@@ -60,6 +60,19 @@ def scale(X: T.Buffer((ROWS, COLUMNS), "float32"), s: T.float32, Y: T.Buffer((RO
         tile.copy(rows, Y[i * 16, 0])
 
 
+@T.prim_func
+def through_scratch(X: T.Buffer((ROWS, COLUMNS), "float32"), s: T.float32, Y: T.Buffer((ROWS, COLUMNS), "float32")):
+    """The same by two kernels, with what one leaves for the other in global memory."""
+    half = tile.scratch((ROWS, COLUMNS), "float32")
+    with tile.kernel(ROWS) as i, tile.parallel(COLUMNS) as j:
+        half[i, j] = X[i, j] * 0.5
+    with tile.kernel(ROWS) as i, tile.parallel(COLUMNS) as j:
+        Y[i, j] = half[i, j] * (s * 2.0)
+
+
+SCALES = {"one kernel": scale, "several": through_scratch.with_attr("global_symbol", "scale")}
+
+
 @pytest.fixture
 def linker() -> str:
     found = shutil.which("g++") or shutil.which("c++")
@@ -68,8 +81,9 @@ def linker() -> str:
     return found
 
 
-def test_called_from_cpp(tmp_path: Path, linker: str) -> None:
-    tile.compile(scale, "llvm", Cache(tmp_path / "cache")).export(tmp_path / "scale.so")
+@pytest.mark.parametrize("kernels", SCALES)
+def test_called_from_cpp(kernels: str, tmp_path: Path, linker: str) -> None:
+    tile.compile(SCALES[kernels], "llvm", Cache(tmp_path / "cache")).export(tmp_path / "scale.so")
     code, program = tmp_path / "caller.cc", tmp_path / "caller"
     code.write_text(CALLER)
     ffi, runtime = Path(tvm_ffi.libinfo.find_libtvm_ffi()), Path(tvm.__file__).parent / "lib/libtvm_runtime.so"
@@ -92,8 +106,9 @@ def test_loaded_by_the_runtime(tmp_path: Path, linker: str) -> None:
 
 
 @pytest.mark.gpu
-def test_called_on_a_gpu(cuda: object, tmp_path: Path, linker: str) -> None:
-    tile.compile(scale, "cuda", Cache(tmp_path / "cache")).export(tmp_path / "scale.so")
+@pytest.mark.parametrize("kernels", SCALES)
+def test_called_on_a_gpu(kernels: str, cuda: object, tmp_path: Path, linker: str) -> None:
+    tile.compile(SCALES[kernels], "cuda", Cache(tmp_path / "cache")).export(tmp_path / "scale.so")
     x = np.random.default_rng().standard_normal((ROWS, COLUMNS)).astype("float32")
     given, found = tvm.runtime.tensor(x, cuda), tvm.runtime.tensor(np.full_like(x, np.nan), cuda)
     tvm.runtime.load_module(str(tmp_path / "scale.so"))["scale"](given, 3.0, found)

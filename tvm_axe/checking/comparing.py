@@ -23,7 +23,7 @@ from tvm import s_tir, tirx
 from tvm_axe.tile.kernels.kernel import ROUNDING, TOLERANCE
 from tvm_axe.tile.nodes import Gemm, Loop, Node, Reduce, Scan
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.reading import read
+from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.tunable import program_of
 
 __all__ = ["difference", "first_wrong", "is_float", "random_array", "relative_error", "same_bytes", "summing_slack"]
@@ -57,7 +57,7 @@ def summing_slack(func: tirx.PrimFunc) -> float:
     """How far another order of summing may take a function's results, relative to their norm."""
     program = program_of(func)
     if program is not None:
-        return _slack_of_tiles(read(program))
+        return sum(map(_slack_of_tiles, read_function(program).kernels))
     found = [0.0]
 
     def visit(block: s_tir.SBlock) -> None:
@@ -72,7 +72,7 @@ def summing_slack(func: tirx.PrimFunc) -> float:
 
 
 def _slack_of_tiles(program: TileProgram) -> float:
-    """The same of a tile program: each of its sums has the terms of a tile, as often as the loops around it run."""
+    """The same of a kernel: each of its sums has the terms of a tile, as often as the loops around it run."""
     analyzer, found = program.analyzer(), [0.0]
 
     def visit(body: tuple[Node, ...], times: int) -> None:

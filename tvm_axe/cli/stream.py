@@ -108,10 +108,10 @@ def _run(args: argparse.Namespace) -> int:
 def _run_tile(args: argparse.Namespace) -> int:
     """Run a tile program on made-up arrays as streams, and beside them compiled for this machine's CPU."""
     from tvm_axe.stream import Accelerator, from_tile
-    from tvm_axe.tile.reading import read
+    from tvm_axe.tile.sequences import read_function
 
     given = dict(args.given or ())
-    program = read(tile_program(args.tile), dict(args.knob or ()))
+    program = read_function(tile_program(args.tile), dict(args.knob or ()))
     translated = from_tile(program, Accelerator(), given)
     arrays = _drawn(translated, args.seed)
     loaded = {name: arrays[name] for name in translated.loaded}

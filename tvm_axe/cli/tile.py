@@ -50,9 +50,9 @@ def _setting(text: str) -> tuple[str, int]:
 def _explain(args: argparse.Namespace) -> None:
     """`tvm-axe tile explain`"""
     from tvm_axe.tile.lowering import plan
-    from tvm_axe.tile.reading import read
+    from tvm_axe.tile.sequences import read_function
 
-    decided = plan(read(tile_program(args.program), dict(args.knob or ())), args.target)
+    decided = plan(read_function(tile_program(args.program), dict(args.knob or ())), args.target)
     print(f"{decided.program}\n")
     print(decided.explain())
 

@@ -37,7 +37,7 @@ from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe
 from tvm_axe.tile.kernels.kernel import has_variables
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.reading import read
+from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.tunable import knobs_in, program_of
 
 
@@ -138,10 +138,11 @@ class _Rewriter:
         assert func is not None
         del self.attrs[PROGRAM]
         try:
-            program = read(func, knobs_in(self.func))
-            names = tuple(tile.name for tile in program.params)
-            recipe = Recipe((program,), names, ())
-            return self._recipe(recipe, dict(zip(names, self.func.params, strict=True)), {}, program.name)
+            program = read_function(func, knobs_in(self.func))
+            tensors = dict(zip((tile.name for tile in program.params), self.func.params, strict=True))
+            touched = {tile.name for kernel in program.kernels for tile in kernel.params}
+            recipe = Recipe(program.kernels, tuple(name for name in tensors if name in touched), ())
+            return self._recipe(recipe, tensors, {}, program.name)
         except (InputError, ScheduleError, TileError) as error:
             raise LowerError(f"{self.name}: {error}") from error
 

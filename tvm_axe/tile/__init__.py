@@ -6,7 +6,8 @@ callable; `lower`, `plan` and `explain` are the steps on the way.
 
 from tvm_axe.tile.assuming import assume
 from tvm_axe.tile.atomics import atomic_add, atomic_cas, atomic_max, atomic_min
-from tvm_axe.tile.build import TileExecutable, compile, compile_all
+from tvm_axe.tile.build import compile, compile_all
+from tvm_axe.tile.executables import TileExecutable
 from tvm_axe.tile.flags import signal, wait
 from tvm_axe.tile.knobs import knob, require
 from tvm_axe.tile.language import (
@@ -22,6 +23,7 @@ from tvm_axe.tile.language import (
     min,
     parallel,
     pipelined,
+    scratch,
     shared,
     sum,
 )
@@ -33,6 +35,7 @@ from tvm_axe.tile.philox import random
 from tvm_axe.tile.printing import print
 from tvm_axe.tile.reading import read
 from tvm_axe.tile.reducers import reduce
+from tvm_axe.tile.sequences import read_sequence
 
 __all__ = [
     "TileExecutable",
@@ -67,8 +70,10 @@ __all__ = [
     "print",
     "random",
     "read",
+    "read_sequence",
     "reduce",
     "require",
+    "scratch",
     "shared",
     "signal",
     "sort",

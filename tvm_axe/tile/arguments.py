@@ -17,7 +17,7 @@ from tvm_axe.errors import InputError
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.machines import Backend
 from tvm_axe.tile.assuming import Assumption, find_broken
-from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.program import TileProgram, TileSequence
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Scalar:
         return f"{self.name}: {self.dtype}{'' if self.devices is None else f' < {self.devices}'}"
 
 
-def parameters(program: TileProgram) -> tuple[Parameter | Scalar, ...]:
+def parameters(program: TileProgram | TileSequence) -> tuple[Parameter | Scalar, ...]:
     """The parameters of a tile program, in order."""
-    written = {tile for node in program.body for tile in node.writes}
+    written = {tile.buffer for node in program.nodes() for tile in node.writes}
     found: dict[tirx.Var, Parameter | Scalar] = {
-        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile in written, tile.is_mesh)
+        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile.buffer in written, tile.is_mesh)
         for tile in program.params
     }
     for scalar in program.scalars:

@@ -39,7 +39,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.calls import called
 
-__all__ = ["Assumption", "assume", "assumptions_of", "bind_assumed", "find_broken", "multiples"]
+__all__ = ["Assumption", "assume", "assumptions_of", "bind_assumed", "find_broken", "multiples", "separated"]
 
 ASSUME = "axe.assume"
 """Name of the call that `assume` becomes, of the condition."""
@@ -143,6 +143,13 @@ def _says_nothing(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tirx.IntImm)
 
 
+def separated(condition: Any) -> list[Any]:
+    """The conditions that one says all together, each by itself."""
+    if isinstance(condition, tirx.And):
+        return [each for side in (condition.a, condition.b) for each in separated(side)]
+    return [condition]
+
+
 def bind_assumed(analyzer: sym.Analyzer, assumptions: Iterable[Assumption]) -> None:
     """Tell an analyzer what is assumed."""
     for var, divisor in multiples(assumptions).items():
@@ -190,7 +197,7 @@ def _facts(condition: Any, whole: Any, open_: frozenset[tirx.Var]) -> list[Assum
             return []
         raise TileError(f"assume: {whole}, which no number is")
     if isinstance(condition, tirx.And):
-        return [fact for side in (condition.a, condition.b) for fact in _facts(side, whole, open_)]
+        return [fact for side in separated(condition) for fact in _facts(side, whole, open_)]
     found = _multiple(condition) or _bound(condition)
     if found is None:
         raise TileError(f"assume: {whole}; {_VALID}")

@@ -6,7 +6,7 @@ What needs more than one node is in `tvm_axe.tile.races` and `tvm_axe.tile.pipel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,30 @@ def check_atomics(program: TileProgram) -> None:
         for tile, _ in node.joins:
             if tile.dtype not in ATOMIC:
                 raise TileError(f"{node}: atomically into {tile}; valid are tensors of {', '.join(ATOMIC)}")
+
+
+def check_written(program: TileProgram, empty: Collection[tirx.Buffer]) -> None:
+    """Refuse reads of tensors, `empty`, that nothing has written when the kernel begins, before it writes them itself.
+
+    Raises
+    ------
+    TileError
+        There is such a read, or a join with what such a tensor holds, or flags in it.
+    """
+    tiles = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
+    for node in program.nodes():
+        for tile, kind in node.joins:
+            if tile.buffer in empty:
+                raise TileError(
+                    f"{program.name}: `{node}` is a join ({kind}) with {tile}, which nothing has written before; valid "
+                    "is a kernel before this one that fills it"
+                )
+        if isinstance(node, Wait | Signal) and node.flags.tile.buffer in empty:
+            raise TileError(
+                f"{program.name}: `{node}` is of flags that nothing has set to 0 before; valid is a kernel before this "
+                "one that fills them"
+            )
+    _written(program.body, tiles, {tile for tile in program.params if tile.buffer not in empty})
 
 
 @dataclass(frozen=True)

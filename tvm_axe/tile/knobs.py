@@ -46,7 +46,7 @@ from tvm_axe.errors import InputError, TileError
 from tvm_axe.tile.calls import called, is_nothing
 from tvm_axe.tile.language import GRID
 
-__all__ = ["Knob", "Setting", "check_allowed", "declared", "knob", "require", "settled"]
+__all__ = ["Knob", "Setting", "check_allowed", "declared", "knob", "require", "settings", "settled"]
 
 REQUIRE = "axe.require"
 """Name of the call that `require` becomes, of the condition."""
@@ -141,6 +141,14 @@ def declared(func: tirx.PrimFunc) -> tuple[Knob, ...]:
         Two knobs have one name.
     """
     return tuple(_variables(func).values())
+
+
+def settings(func: tirx.PrimFunc, values: Mapping[str, int], reason: str) -> tuple[Setting, ...]:
+    """What each knob of a program is with these values, which `reason` is the reason for; else the default."""
+    return tuple(
+        Setting(each, int(values.get(each.name, each.default)), reason if each.name in values else "the default")
+        for each in declared(func)
+    )
 
 
 def check_allowed(func: tirx.PrimFunc, values: Mapping[str, int]) -> None:

@@ -62,6 +62,28 @@ callers choose are variables of the tensors' shapes; what they have in common is
 
 Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.
 
+A function may have several kernels, which run one after the other; each sees what those before it have stored to global
+memory. What one leaves for the next, and no caller is to see, it leaves in `scratch`. Sums of rows in two pieces each,
+and then of the pieces:
+
+>>> @T.prim_func
+... def sums(A: T.Buffer((64, 256), "float32"), B: T.Buffer((64,), "float32")):
+...     parts = tile.scratch((2, 64), "float32")
+...     with tile.kernel(4, 2) as (m, s):
+...         a = tile.fragment((16, 128), "float32")
+...         part = tile.fragment((16,), "float32")
+...         tile.copy(A[m * 16, s * 128], a)
+...         tile.sum(a, part)
+...         tile.copy(part, parts[s, m * 16])
+...     with tile.kernel(1):
+...         every = tile.fragment((2, 64), "float32")
+...         total = tile.fragment((64,), "float32")
+...         tile.copy(parts, every)
+...         tile.sum(every, total, axis=0)
+...         tile.copy(total, B)
+
+Such a function is compiled, called, exported, tuned and explained as one; `tvm_axe.tile.sequences` reads it.
+
 Source: TileLang (arXiv:2504.17577), section 3, for the level; the representation is TIRx's.
 """
 
@@ -117,7 +139,7 @@ def kernel(
     epilogue_tile: Sequence[int] | None = None,
     device: tirx.Var | None = None,
 ) -> Iterator[Any]:
-    """Open the kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
+    """Open a kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
 
     Parameters
     ----------
@@ -279,6 +301,22 @@ def fragment(shape: Sequence[Any], dtype: str, *, layout: Layout | None = None) 
 def local(shape: Sequence[Any], dtype: str) -> tirx.Buffer:
     """Allocate a small tile, as `shared` does, of which every thread holds all, such as a running length."""
     return _allocate(shape, dtype, "local", None)
+
+
+def scratch(shape: Sequence[Any], dtype: str) -> tirx.Buffer:
+    """Allocate a tensor in global memory that the function's kernels share, and that no caller gives or sees.
+
+    It stands before the kernels. It is there for one call, and holds anything when that begins: a kernel before the one
+    that reads it fills it.
+
+    Parameters
+    ----------
+    shape : sequence of int or Expr
+        Its extents: constants, knobs, and what is computed of the parameters' extents and scalars.
+    dtype : str
+        The type of an element.
+    """
+    return T.alloc_buffer(tuple(shape), dtype, scope="global")
 
 
 def _allocate(shape: Sequence[Any], dtype: str, scope: str, layout: Layout | ComposeLayout | None) -> tirx.Buffer:

@@ -12,13 +12,15 @@ from tvm import tirx
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import kinds_by_device
 from tvm_axe.tile.arguments import Parameter, Scalar, parameters
-from tvm_axe.tile.build import TileExecutable, compile_all
+from tvm_axe.tile.build import compile_all
+from tvm_axe.tile.executables import TileExecutable
+from tvm_axe.tile.lowering import Written
 from tvm_axe.tile.points import evaluate
-from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.reading import read
+from tvm_axe.tile.program import TileProgram, TileSequence
+from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.walking import variables_in
 
-Programs: TypeAlias = tirx.PrimFunc | TileProgram | Sequence[tirx.PrimFunc | TileProgram]
+Programs: TypeAlias = Written | Sequence[Written]
 """A tile program, or several that run one after the other, in which tensors of one name are one."""
 
 _ALIGNED = 64  # bytes, of which tensors that a program is called with begin at a multiple on every target
@@ -35,17 +37,17 @@ def operator(
     under ``torch.compile``, in exported programs and with ``torch.library.opcheck``.
 
     Several programs are one operator: what one leaves for the next is scratch. For a kernel of `tvm_axe.tile.kernels`
-    give its recipe's ``programs`` and ``outputs``.
+    give its recipe's ``programs`` and ``outputs``. A function of several kernels is one program.
 
     Parameters
     ----------
     name : str
         ``"namespace::name"``, which isn't taken yet.
-    programs : PrimFunc, TileProgram or sequence of them
+    programs : PrimFunc, TileProgram, TileSequence or sequence of them
         What is computed. No tensor is both read and written by one of them.
     outputs : sequence of str, optional
         What is returned, by name: those tensors that are written and that no later program reads, if left out.
-    gradient : PrimFunc, TileProgram or sequence of them, optional
+    gradient : PrimFunc, TileProgram, TileSequence or sequence of them, optional
         What computes the gradients, in terms of names: it may read the operator's inputs and outputs and, for an output
         ``Y``, the gradient ``dY`` of a loss by it; it gives ``dX`` for an input ``X``. It is the operator
         ``"namespace::name_gradient"``.
@@ -127,7 +129,7 @@ class _Operator:
     def __init__(self, name: str, programs: Programs, outputs: Sequence[str] | None) -> None:
         self.name = name
         several = [*programs] if isinstance(programs, Sequence) else [programs]
-        self._programs = [each if isinstance(each, TileProgram) else read(each) for each in several]
+        self._programs = [read_function(each) if isinstance(each, tirx.PrimFunc) else each for each in several]
         self._own = [parameters(program) for program in self._programs]
         self._compiled: dict[str, list[TileExecutable]] = {}
         self._lock = threading.Lock()
@@ -137,7 +139,7 @@ class _Operator:
         for program, own in zip(self._programs, self._own):
             if program.devices > 1:
                 raise TileError(f"operator: {program.name} is a program of a mesh, whose devices run it together")
-            reads = {tile.name for node in program.nodes() for tile in node.reads}
+            reads = _read(program)
             for param in own:
                 if isinstance(param, Scalar):
                     self.taken.setdefault(param.name, param)
@@ -243,6 +245,15 @@ class _Operator:
             )
             for param in params
         }
+
+
+def _read(program: TileProgram | TileSequence) -> set[str]:
+    """The tensors of which a program reads what they hold when it begins, by name."""
+    found, written = set[str](), set[str]()
+    for kernel in program.kernels:
+        found |= {tile.name for node in kernel.nodes() for tile in node.reads} - written
+        written |= {tile.name for node in kernel.nodes() for tile in node.writes}
+    return found
 
 
 def _check_gradient(forward: _Operator, gradient: _Operator) -> None:

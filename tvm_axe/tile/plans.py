@@ -2,19 +2,23 @@
 
 A target decides step by step, and writes what it decides into `Decisions`. What it gives is a `Plan`, of a class of its
 own with what its lowering needs: it is complete when it is made, and never changes. Every decision is recorded in
-words, which is what ``tvm-axe tile explain`` prints.
+words, which is what ``tvm-axe tile explain`` prints. A function of several kernels has a plan for each.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import get_args
 
+import tvm_ffi
+from tvm import sym
 from tvm.target import Target
 
 from tvm_axe.tile.clocks import check_order
 from tvm_axe.tile.nodes import Loop, Node
-from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.program import TileProgram, TileSequence
 from tvm_axe.tile.regions import Tile
 
 GROUPS = ("kernel", "tiles", "loops", "operations")
@@ -93,17 +97,69 @@ class Plan:
 
     def explain(self) -> str:
         """The knobs, what is assumed, every decision with its reason, the kernel's first, and what flags order."""
-        lines: list[str] = ["knobs"] if self.program.knobs else []
-        for setting in self.program.knobs:
-            lines.append(f"    {setting}  ({setting.reason}; {setting.knob})")
-        lines += ["assumptions"] if self.program.assumptions else []
-        lines += [f"    {each}  (calls with other sizes are refused)" for each in self.program.assumptions]
+        return "\n".join([*_settled(self.program), *self.decided()])
+
+    def decided(self) -> list[str]:
+        """Every decision with its reason, the kernel's first, and what flags order, a line each."""
+        lines: list[str] = []
         for group in GROUPS:
             found = [f"    {decision}" for decision in self.decisions if decision.group == group]
             lines += [group, *found] if found else []
         order = check_order(self.program)
-        lines += ["flags", f"    {order}"] if order else []
+        return [*lines, *(["flags", f"    {order}"] if order else [])]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SequencePlan:
+    """A function of several kernels, a target, and what was decided about each kernel.
+
+    Attributes
+    ----------
+    program : TileSequence
+        The function that was decided about.
+    target : Target
+        The target that it was decided for.
+    kernels : tuple of Plan
+        The plans of its kernels, in order.
+    """
+
+    program: TileSequence
+    target: Target
+    kernels: tuple[Plan, ...]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether each kernel waits for the one before it, and so may be launched before that one is over."""
+        return all(plan.overlaps for plan in self.kernels)
+
+    def explain(self) -> str:
+        """The knobs, what is assumed, the scratch, and the decisions about each kernel under its name."""
+        lines = _settled(self.program)
+        for tile in self.program.scratch:
+            what = str(tile).removeprefix("global ")
+            lines.append(f"    {what}  ({_bytes(tile)} bytes for a call, which hold anything when it begins)")
+        if self.program.scratch:
+            lines.insert(len(lines) - len(self.program.scratch), "scratch")
+        for plan in self.kernels:
+            lines += [plan.program.name, *(f"    {line}" for line in plan.decided())]
         return "\n".join(lines)
+
+
+def _settled(program: TileProgram | TileSequence) -> list[str]:
+    """What knobs are, and what is assumed, a line each."""
+    lines: list[str] = ["knobs"] if program.knobs else []
+    for setting in program.knobs:
+        lines.append(f"    {setting}  ({setting.reason}; {setting.knob})")
+    lines += ["assumptions"] if program.assumptions else []
+    return lines + [f"    {each}  (calls with other sizes are refused)" for each in program.assumptions]
+
+
+def _bytes(tile: Tile) -> str:
+    """The bytes of a tensor whose extents may be variables."""
+    bits = tvm_ffi.dtype(tile.dtype).bits
+    elements = functools.reduce(operator.mul, tile.shape)
+    whole = elements * bits // 8 if isinstance(elements, int) else sym.Analyzer().simplify(elements * bits // 8)
+    return str(whole)
 
 
 def _group(subject: object) -> str:

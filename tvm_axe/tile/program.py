@@ -1,12 +1,14 @@
 """A tile program, as read: what `tvm_axe.tile`'s words became, as a tree of nodes that targets lower.
 
 `tvm_axe.tile.reading` makes one of a function, `tvm_axe.tile.nodes` has the nodes, and says what it takes to add one.
+A function of several kernels is a `TileSequence` of such (`tvm_axe.tile.sequences`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tvm import ir, sym, tirx
 
@@ -58,13 +60,18 @@ class TileProgram:
     assumptions: tuple[Assumption, ...] = ()
 
     @property
+    def kernels(self) -> tuple[TileProgram, ...]:
+        """Itself, the one kernel, as a `TileSequence` has several."""
+        return (self,)
+
+    @property
     def devices(self) -> int:
         """How many devices run it together, each with its own coordinate: 1 without mesh tensors."""
         return next((int(tile.shape[0]) for tile in self.params if tile.is_mesh), 1)
 
     @property
     def name(self) -> str:
-        return str(self.func.attrs["global_symbol"]) if "global_symbol" in self.func.attrs else "main"
+        return name_of(self.func)
 
     def __str__(self) -> str:
         """What was read, a line a tile and a node; it reads like the source."""
@@ -98,6 +105,66 @@ class TileProgram:
             if isinstance(node, Loop):
                 analyzer.bind(node.var, ir.Range.from_min_extent(node.start, node.extent))
         return analyzer
+
+
+@dataclass(frozen=True, eq=False)
+class TileSequence:
+    """A function of several kernels, which run one after the other, and the scratch that they share.
+
+    Attributes
+    ----------
+    func : PrimFunc
+        The function as written, with a number for each of its knobs.
+    params : tuple of Tile
+        Its tensors in global memory, in order.
+    scalars : tuple of Var
+        Its scalar parameters, in order.
+    scratch : tuple of Tile
+        The tensors in global memory that it has for the time of a call, in order.
+    kernels : tuple of TileProgram
+        The kernels, in order: ``name_1``, ``name_2``, ... of what each uses of the parameters and of the scratch.
+    knobs : tuple of Setting
+        What the knobs of the function that was written are in this one, in order, and why.
+    assumptions : tuple of Assumption
+        What it takes for granted of its open extents and its scalars.
+    """
+
+    func: tirx.PrimFunc
+    params: tuple[Tile, ...]
+    scalars: tuple[tirx.Var, ...]
+    scratch: tuple[Tile, ...]
+    kernels: tuple[TileProgram, ...]
+    knobs: tuple[Setting, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
+
+    device: ClassVar[None] = None
+    devices: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        return name_of(self.func)
+
+    def __str__(self) -> str:
+        """What was read: the parameters, the scratch, and each kernel; it reads like the source."""
+        lines = [f"function {self.name}({', '.join(str(p.name) for p in self.func.params)})"]
+        lines += [f"    scalar {scalar.name}: {scalar.ty}" for scalar in self.scalars]
+        lines += [f"    knob {setting}" for setting in self.knobs]
+        lines += [f"    assume {assumption}" for assumption in self.assumptions]
+        lines += [f"    {tile}" for tile in self.params]
+        lines += [f"    scratch {str(tile).removeprefix('global ')}" for tile in self.scratch]
+        return "\n".join([*lines, *(f"    {line}" for kernel in self.kernels for line in str(kernel).splitlines())])
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, a kernel's before those of the kernels after it."""
+        return (node for kernel in self.kernels for node in kernel.nodes())
+
+
+def name_of(func: tirx.PrimFunc) -> str:
+    """The name of a function, under which it is compiled."""
+    return str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "main"
 
 
 def _lines(body: tuple[Node, ...], indent: str) -> Iterator[str]:

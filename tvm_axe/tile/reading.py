@@ -17,10 +17,11 @@ from tvm_axe.tile.assuming import assumptions_of
 from tvm_axe.tile.atomics import CAS, joined
 from tvm_axe.tile.bodies import written_out
 from tvm_axe.tile.checks import check
+from tvm_axe.tile.cuts import is_sequence
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.ending import UNTIL, structured
 from tvm_axe.tile.flags import ADD, LOADS, ORDERED, RESET, SIGNAL, WAIT
-from tvm_axe.tile.knobs import Setting, declared, settled
+from tvm_axe.tile.knobs import Setting, settings, settled
 from tvm_axe.tile.language import DEVICE, DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES, check_options
 from tvm_axe.tile.mesh import check_device, is_mesh_tensor
 from tvm_axe.tile.nodes import (
@@ -42,7 +43,7 @@ from tvm_axe.tile.nodes import (
 )
 from tvm_axe.tile.order import CUMSUM, INDICES, ORDERS, VALUES
 from tvm_axe.tile.printing import PRINT, parts
-from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.program import TileProgram, name_of
 from tvm_axe.tile.reducers import REDUCER, check_reducer, without_choices
 from tvm_axe.tile.regions import Region, Tile, constant
 from tvm_axe.tile.walking import tiles_of
@@ -50,6 +51,8 @@ from tvm_axe.tile.walking import tiles_of
 _OPERATION = "tirx.tile."
 SCALARS = ("int32", "int64", "float32", "float64")
 """Types of scalar parameters."""
+
+_NESTED = "kernel: a kernel inside a kernel; valid are kernels one after the other, and one grid of up to 3 extents"
 
 _SCOPES = {"global": "global", "shared": "shared", FRAGMENT: "fragment", "local": "local"}
 
@@ -63,7 +66,8 @@ class Reader:
     tiles: list[Tile] = field(default_factory=list)
     grid: tuple[tirx.Var, ...] = ()
 
-    def program(self, settings: tuple[Setting, ...] = ()) -> TileProgram:
+    def parameters(self) -> tuple[tuple[Tile, ...], tuple[tirx.Var, ...]]:
+        """The tensors and the scalars among the parameters."""
         params, scalars = [], []
         for param in self.func.params:
             if not tirx.is_buffer_var(param):
@@ -76,6 +80,10 @@ class Reader:
             tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh_tensor(param))
             self.known[param] = tile
             params.append(tile)
+        return tuple(params), tuple(scalars)
+
+    def program(self, settings: tuple[Setting, ...] = ()) -> TileProgram:
+        params, scalars = self.parameters()
         assumptions, body = assumptions_of(self.func)
         kernel = structured(plain(body))
         grid, options, stmt = self._kernel(kernel)
@@ -87,8 +95,8 @@ class Reader:
         nodes = self._nodes(stmt)
         return TileProgram(
             self.func,
-            tuple(params),
-            tuple(scalars),
+            params,
+            scalars,
             tuple(self.tiles),
             grid,
             options,
@@ -99,14 +107,22 @@ class Reader:
         )
 
     def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
+        if is_sequence(self.func):
+            raise TileError(
+                f"{name_of(self.func)}: several kernels, or scratch; valid here is one `with tile.kernel(...)`: "
+                "tile.read_sequence reads such functions, each of whose kernels is a program of its own"
+            )
         if not (isinstance(stmt, tirx.For) and GRID in stmt.annotations):
             instead = "; a function of blocks is compiled by tvm_axe.compile" if self.func.attrs.get("s_tir") else ""
             raise TileError(
                 "a tile program is one `with tile.kernel(...)` and nothing beside it; found "
                 f"{type(stmt).__name__} at its top{instead}"
             )
-        grid, options = [], {}
+        grid: list[tuple[tirx.Var, Any]] = []
+        options: dict[str, object] = {}
         while isinstance(stmt, tirx.For) and GRID in stmt.annotations:
+            if int(stmt.annotations[GRID]) != len(grid):
+                raise TileError(_NESTED)
             grid.append((stmt.loop_var, constant(stmt.extent)))
             for name in OPTIONS:
                 if f"axe.{name}" in stmt.annotations:
@@ -128,7 +144,12 @@ class Reader:
     def _allocate(self, stmt: tirx.AllocBuffer) -> None:
         buffer = stmt.buffer
         scope = _SCOPES.get(str(buffer.scope()))
-        if scope in (None, "global"):
+        if scope == "global":
+            raise TileError(
+                f"tile {buffer.name}: scratch of a kernel; valid is tile.scratch before the first kernel of the "
+                "function, and within one shared, fragment and local tiles"
+            )
+        if scope is None:
             raise TileError(f"tile {buffer.name}: scope {buffer.scope()!r}; valid are shared, fragment and local tiles")
         shape = tuple(constant(extent) for extent in buffer.shape)
         if not all(isinstance(extent, int) and extent > 0 for extent in shape):
@@ -152,7 +173,7 @@ class Reader:
         if stmt.kind == tirx.ForKind.PARALLEL:
             return self._parallel(stmt)
         if GRID in stmt.annotations:
-            raise TileError("kernel: a kernel inside a kernel")
+            raise TileError(_NESTED)
         stages = stmt.annotations.get(STAGES, None)
         body, until = self._nodes(stmt.body), stmt.annotations.get(UNTIL, None)
         ahead = None if stages is None else int(stages)
@@ -341,25 +362,20 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
         There is no such knob or value, or the program doesn't allow them together.
     TileError
         A `tile.assume` of another form; a parameter with strides or an offset, or outside of global memory; mesh
-        tensors of different numbers of devices, or without the device's coordinate; no kernel, or more than one, or
-        statements beside it; a statement that is none of the language's words; a tile without constant extents;
-        operands whose shapes, scopes or types don't go together; a copy that leaves a tile, or that starts outside of a
-        tensor; an access of `parallel` outside of a tile; points of a `parallel`, or blocks, that race; what is read
-        and was never written; a pipelined loop with more stages than iterations, or whose iterations race on a shared
-        tile; flags that aren't int32 in global memory, lie outside of their tensor, are touched otherwise too, or are
-        set or reset by several blocks; or what is no function.
+        tensors of different numbers of devices, or without the device's coordinate; no kernel, or statements beside it,
+        or several or scratch (`tvm_axe.tile.read_sequence`); a statement that is none of the language's words; a tile
+        without constant extents; operands whose shapes, scopes or types don't go together; a copy that leaves a tile,
+        or that starts outside of a tensor; an access of `parallel` outside of a tile; points of a `parallel`, or
+        blocks, that race; what is read and was never written; a pipelined loop with more stages than iterations, or
+        whose iterations race on a shared tile; flags that aren't int32 in global memory, lie outside of their tensor,
+        are touched otherwise too, or are set or reset by several blocks; or what is no function.
     """
     if not isinstance(func, tirx.PrimFunc):
         raise TileError(
             f"a {type(func).__name__} is no tile program; valid is a function, @T.prim_func, with tile.kernel"
         )
     given = dict(knobs or {})
-    program = Reader(settled(func, given)).program(
-        tuple(
-            Setting(each, int(given.get(each.name, each.default)), reason if each.name in given else "the default")
-            for each in declared(func)
-        )
-    )
+    program = Reader(settled(func, given)).program(settings(func, given, reason))
     check(program)
     return program
 

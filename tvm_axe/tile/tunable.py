@@ -13,7 +13,7 @@ from tvm import ir, s_tir, tirx
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KNOB, PROGRAM
 from tvm_axe.tile.language import GRID
-from tvm_axe.tile.reading import read
+from tvm_axe.tile.sequences import read_function
 
 __all__ = ["BLOCK", "is_tile_program", "knobs_in", "program_of", "tunable"]
 
@@ -36,7 +36,7 @@ def tunable(func: tirx.PrimFunc) -> tirx.PrimFunc:
     TileError
         The program with its knobs' defaults is none.
     """
-    program = read(func)
+    program = read_function(func)
     params = [
         tirx.decl_buffer(list(param.shape), param.dtype, str(param.name))
         if tirx.is_buffer_var(param)
@@ -44,8 +44,8 @@ def tunable(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for param in func.params
     ]
     own = dict(zip(func.params, params))
-    written = {tile.buffer for node in program.body for tile in node.writes}
-    read_ = {tile.buffer for node in program.body for tile in node.reads}
+    written = {tile.buffer for node in program.nodes() for tile in node.writes}
+    read_ = {tile.buffer for node in program.nodes() for tile in node.reads}
     reads, writes = (
         [
             tirx.BufferRegion(own[tile.buffer], [ir.Range(0, extent) for extent in tile.shape])

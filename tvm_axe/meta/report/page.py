@@ -24,7 +24,7 @@ from tvm_axe.records.database import FAILED_SECONDS, Record, read_records, read_
 from tvm_axe.records.files import locked, replace_file
 from tvm_axe.records.provenance import read_runs
 from tvm_axe.records.trials import Trial, key_of, read_trials
-from tvm_axe.tile.reading import read
+from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.tunable import knobs_in, program_of
 
 __all__ = ["page", "write_report"]
@@ -203,7 +203,7 @@ def _schedule(best: Record, task: TaskResult, trial: Trial | None) -> str:
         reason = html.escape(_tvm.why_refused(error))
         return f"<p>The best record, {html.escape(best.place)}, no longer applies: {reason}</p>"
     program = program_of(mod["main"])
-    scheduled = sch.mod.script() if program is None else str(read(program, knobs_in(sch.mod["main"])))
+    scheduled = sch.mod.script() if program is None else str(read_function(program, knobs_in(sch.mod["main"])))
     steps = str(sch.trace.simplified(remove_postproc=True))
     turns = f", the median of {trial.turns} turns with the next best" if trial is not None and trial.turns else ""
     return (

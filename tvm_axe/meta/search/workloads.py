@@ -26,7 +26,7 @@ from tvm_axe.relax.fuse import fuse, is_model
 from tvm_axe.schedule.tiles import has_choice
 from tvm_axe.tile.knobs import declared
 from tvm_axe.tile.nodes import Wait
-from tvm_axe.tile.reading import read
+from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.tunable import is_tile_program, tunable
 
 __all__ = ["workloads_of"]
@@ -108,7 +108,7 @@ def _why_no_program(func: tirx.PrimFunc) -> str | None:
     """Why a tile program can't be tuned as it stands; None if it may be."""
     if not declared(func):
         return "it is a tile program without knobs (tile.knob)"
-    program = read(func)
+    program = read_function(func)
     if program.scalars:
         names = ", ".join(str(scalar.name) for scalar in program.scalars)
         return f"it takes the scalars {names}, whose values nobody knows here: tune a program that has numbers for them"

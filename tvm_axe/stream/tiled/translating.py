@@ -34,8 +34,9 @@ from tvm_axe.stream.tiled.building import Building
 from tvm_axe.stream.tiled.expressions import Evaluator
 from tvm_axe.stream.tiled.lines import Lines
 from tvm_axe.stream.tiled.points import Side
+from tvm_axe.tile.cuts import is_sequence
 from tvm_axe.tile.nodes import Node
-from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.program import TileProgram, TileSequence, name_of
 from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Tile as TileBuffer
 from tvm_axe.tile.walking import variables_in
@@ -113,7 +114,7 @@ class TileStreams:
 
 
 def from_tile(
-    program: tirx.PrimFunc | TileProgram,
+    program: tirx.PrimFunc | TileProgram | TileSequence,
     accelerator: Accelerator,
     given: Mapping[str, float | np.ndarray] | None = None,
 ) -> TileStreams:
@@ -137,12 +138,18 @@ def from_tile(
     Raises
     ------
     StreamError
-        If streams have nothing for a statement: the message names it, its line and what to write instead. Or if a
-        scalar or a variable has no value.
+        If streams have nothing for a statement: the message names it, its line and what to write instead. Or if the
+        program has several kernels, or a scalar or a variable has no value.
     TileError
         If the program is none, as `tvm_axe.tile.read` says.
     """
-    source = program if isinstance(program, TileProgram) else read(program)
+    func = program if isinstance(program, tirx.PrimFunc) else program.func
+    if is_sequence(func):
+        raise StreamError(
+            f"tile program {name_of(func)!r}: several kernels, or scratch; valid is one kernel, such as each of "
+            "tile.read_sequence(program).kernels by itself"
+        )
+    source = program if isinstance(program, TileProgram) else read(func)
     if source.devices > 1:
         raise StreamError(f"tile program {source.name!r}: tensors of a mesh; valid is a program of one device")
     settled, lines = dict(given or {}), Lines(source)
