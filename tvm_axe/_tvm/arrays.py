@@ -24,15 +24,16 @@ class _Import:
 
     def __dlpack__(self, **options: Any) -> Any:
         array = self._array.view(f"u{self._array.itemsize}")
-        # numpy calls a single slab dense whatever its distance to the next, and before 2.3 exports no strides then; of
-        # two slabs it does, and nothing is read to export them.
-        alone = array.ndim > 1 and array.shape[0] == 1
+        # numpy takes no notice of strides along dimensions of one element, calls such arrays dense, and exports no
+        # strides then; of two elements that aren't neighbours it does, and nothing is read to export them.
+        alone = array.ndim > 1 and 1 in array.shape
         if alone:
-            array = np.lib.stride_tricks.as_strided(array, (2, *array.shape[1:]), self._array.strides)
+            array = np.lib.stride_tricks.as_strided(array, (2,) * array.ndim, (2 * array.itemsize,) * array.ndim)
         capsule = array.__dlpack__()
         tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
         if alone:
-            tensor.shape[0] = 1
+            for dimension, (extent, stride) in enumerate(zip(self._array.shape, self._array.strides)):
+                tensor.shape[dimension], tensor.strides[dimension] = extent, stride // array.itemsize
         dtype = tvm_ffi.dtype(self._array.dtype.name)
         tensor.code, tensor.bits = int(dtype.type_code), dtype.bits
         return capsule
@@ -65,6 +66,7 @@ class _DLTensor(ctypes.Structure):
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
     )
 
 

@@ -45,6 +45,7 @@ from tvm_axe.tile.printing import PRINT, parts
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reducers import REDUCER, check_reducer, without_choices
 from tvm_axe.tile.regions import Region, Tile, constant
+from tvm_axe.tile.strides import check_strides, laid_out, own_strides
 from tvm_axe.tile.walking import tiles_of
 
 _OPERATION = "tirx.tile."
@@ -71,9 +72,10 @@ class Reader:
                     raise TileError(f"parameter {param.name}: {param.ty}; valid scalars are {', '.join(SCALARS)}")
                 scalars.append(param)
                 continue
-            _dense(param)
+            _check_place(param)
             shape = tuple(constant(extent) for extent in param.shape)
-            tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh_tensor(param))
+            is_mesh, strides = is_mesh_tensor(param), own_strides(param)
+            tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh, strides=strides)
             self.known[param] = tile
             params.append(tile)
         assumptions, body = assumptions_of(self.func)
@@ -85,6 +87,7 @@ class Reader:
         if device is not None and any(each.var.same_as(device) for each in assumptions):
             raise TileError(f"assume: {device.name} is the device that runs, 0 to the mesh tensors' number of them")
         nodes = self._nodes(stmt)
+        check_strides(params, {tile for node in nodes for tile in node.writes}, scalars)
         return TileProgram(
             self.func,
             tuple(params),
@@ -340,8 +343,9 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
     InputError
         There is no such knob or value, or the program doesn't allow them together.
     TileError
-        A `tile.assume` of another form; a parameter with strides or an offset, or outside of global memory; mesh
-        tensors of different numbers of devices, or without the device's coordinate; no kernel, or more than one, or
+        A `tile.assume` of another form; a parameter with an offset, or outside of global memory; strides that are
+        negative, that nothing says, or of what is written and overlaps; mesh tensors of different numbers of devices,
+        beside tensors with strides, or without the device's coordinate; no kernel, or more than one, or
         statements beside it; a statement that is none of the language's words; a tile without constant extents;
         operands whose shapes, scopes or types don't go together; a copy that leaves a tile, or that starts outside of a
         tensor; an access of `parallel` outside of a tile; points of a `parallel`, or blocks, that race; what is read
@@ -354,7 +358,7 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
             f"a {type(func).__name__} is no tile program; valid is a function, @T.prim_func, with tile.kernel"
         )
     given = dict(knobs or {})
-    program = Reader(settled(func, given)).program(
+    program = Reader(laid_out(settled(func, given))).program(
         tuple(
             Setting(each, int(given.get(each.name, each.default)), reason if each.name in given else "the default")
             for each in declared(func)
@@ -364,27 +368,15 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
     return program
 
 
-def _dense(param: tirx.Buffer) -> None:
-    """Refuse a tensor that a caller's tensor can't be: elsewhere than in global memory, or not dense from its start."""
-    scope, strides, offset = str(param.scope()), [*param.strides], param.elem_offset
-    outer = 1 if is_mesh_tensor(param) else 0
+def _check_place(param: tirx.Buffer) -> None:
+    """Refuse a tensor that a caller's tensor can't be: elsewhere than in global memory, or not from its start."""
+    scope, offset = str(param.scope()), param.elem_offset
     if scope != "global":
         raise TileError(
             f"parameter {param.name}: scope {scope!r}; valid are tensors in global memory, from which a tile of that "
             "scope is copied (tile.shared, tile.fragment, tile.local)"
         )
-    dense: list[Any] = [1]
-    for extent in list(param.shape)[:0:-1]:
-        dense.insert(0, dense[0] * extent)
-    analyzer = sym.Analyzer()
-    pairs = list(zip(strides, dense))[outer:]
-    if strides and not all(analyzer.can_prove_equal(stride, step) for stride, step in pairs):
-        raise TileError(
-            f"parameter {param.name}: strides {[str(stride) for stride in strides]}; valid is a dense tensor in "
-            f"row-major order, {[str(step) for step in dense]}, or none given: take the tensor that it is a part of, "
-            "and index that"
-        )
-    if not isinstance(offset, tirx.Var) and not analyzer.can_prove_equal(offset, 0):  # a variable is the caller's
+    if not isinstance(offset, tirx.Var) and not sym.Analyzer().can_prove_equal(offset, 0):  # a variable is the caller's
         raise TileError(
             f"parameter {param.name}: elem_offset {offset}; valid is a tensor from its first element, elem_offset 0: "
             "take all of the tensor, and index from there"
