@@ -154,7 +154,7 @@ class Running:
 
 
 def _sizes(program: TileProgram, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
-    """The symbolic extents of parameters, as the arrays have them; every other extent must be the array's."""
+    """The symbolic extents and strides of parameters, as arrays have them; every other extent must be the array's."""
     sizes: dict[tirx.Var, np.ndarray] = {}
     for tile, array in zip(program.params, arrays, strict=True):
         assert len(tile.shape) == array.ndim, f"{tile}: an array of shape {array.shape}"
@@ -163,6 +163,10 @@ def _sizes(program: TileProgram, arrays: Sequence[np.ndarray]) -> dict[tirx.Var,
                 assert sizes.setdefault(extent, np.asarray(size)) == size, f"{tile}: an array of shape {array.shape}"
             else:
                 assert extent == size, f"{tile}: an array of shape {array.shape}"
+    for tile, array in zip(program.params, arrays, strict=True):
+        for stride, step in zip(tile.strides or (), array.strides):
+            if isinstance(stride, tirx.Var):
+                sizes.setdefault(stride, np.asarray(step // array.itemsize))
     return sizes
 
 

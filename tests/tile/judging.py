@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from generator import LARGEST, Made, Maker
 from interpreter import interpret
+from strided import like
 
 from tvm_axe.tile.program import TileProgram
 
-SIZES: dict[str, Mapping[str, Sequence[int]]] = {
+SIZES: dict[str, Mapping[str, Any]] = {
     "small": {},
+    "strided": {"strided": True},
     "tiled": {"sizes": (64, 128), "depths": (32, 64, 100, 128), "blocks": (32, 64)},
     "wide": {"sizes": (64, 256), "depths": (64, 128), "blocks": (64,)},
 }
-"""What the sizes of tiles are drawn of: any, those that tensor cores' instructions are made for, and large ones."""
+"""What the sizes of tiles are drawn of: any, those that tensor cores' instructions are made for, and large ones.
+
+Of those that are strided, tensors have strides at times.
+"""
 
 
 def drawn(seed: int, sizes: str, options: str = "") -> Made:
@@ -30,8 +36,14 @@ def wanted(made: Made, program: TileProgram) -> list[np.ndarray]:
 
 
 def judge(executable, made: Made, expected: Sequence[np.ndarray]) -> None:
-    """Run on the program's inputs, its outputs poisoned, and compare every element of every parameter."""
-    arrays = [array.copy() for array in made.arrays]
+    """Run on the program's inputs, its outputs poisoned, and compare every element of every parameter.
+
+    Of memory that is no element of any, nothing is written.
+    """
+    copies = [like(array) for array in made.arrays]
+    arrays = [copy.view for copy in copies]
     executable(*arrays)
+    for copy in copies:
+        copy.check()
     for number, (array, want) in enumerate(zip(arrays, expected, strict=True)):
         np.testing.assert_array_equal(array.astype(want.dtype), want, err_msg=f"parameter {number} of\n{made.source}")

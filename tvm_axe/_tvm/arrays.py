@@ -75,6 +75,12 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 )
 
 
+def restrided(array: np.ndarray, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """A view of an array's memory, of whatever type; `strides` are in bytes. numpy's own knows no small floats."""
+    words = array.view(f"u{array.itemsize}")
+    return np.lib.stride_tricks.as_strided(words, tuple(shape), tuple(strides)).view(array.dtype)
+
+
 def as_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
     """A tensor over the array's memory, strides and all; upstream's `from_dlpack` takes dense arrays only."""
     return tvm_ffi.from_dlpack(_Import(array))
@@ -85,7 +91,7 @@ def device_tensor(
 ) -> tvm_ffi.Tensor:
     """A tensor over memory of a device that somebody else keeps; `strides` are in bytes."""
     # An array of that shape, which nobody reads.
-    stand_in = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), tuple(shape), tuple(strides))
+    stand_in = restrided(np.zeros(1, dtype), shape, strides)
     return tvm_ffi.from_dlpack(_Elsewhere(stand_in, address, (device.dlpack_device_type(), device.index)))
 
 

@@ -282,7 +282,7 @@ class Binder:
         """The same of an array with strides, whose elements lie as far apart in the copy."""
         reach = sum((extent - 1) * stride for extent, stride in zip(array.shape, array.strides)) // array.itemsize
         host = tvm.runtime.empty((reach + 1 if array.size else 1,), param.dtype)
-        view = np.lib.stride_tricks.as_strided(_tvm.as_array(host), array.shape, array.strides)
+        view = _tvm.restrided(_tvm.as_array(host), array.shape, array.strides)
         view[...] = array
         if self.backend.on_host:
             return _tvm.as_tensor(view), [lambda: np.copyto(array, view)] if param.is_output else []
@@ -342,8 +342,7 @@ def _strides_of(name: str, param: Parameter, value: Any) -> tuple[int, ...]:
 def _with_strides(name: str, given: Given, value: Any, strides: tuple[int, ...]) -> Any:
     """A view of an array or a tensor with strides that differ along dimensions of one element alone."""
     if isinstance(value, np.ndarray):
-        steps = [stride * value.itemsize for stride in strides]
-        return np.lib.stride_tricks.as_strided(value, value.shape, steps, writeable=value.flags.writeable)
+        return _tvm.restrided(value, value.shape, [stride * value.itemsize for stride in strides])
     if hasattr(value, "as_strided"):  # a tensor of PyTorch's
         return value.as_strided(value.shape, strides, value.storage_offset())
     raise InputError(

@@ -12,6 +12,7 @@ from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.plans import Decision, Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
+from tvm_axe.tile.strides import with_checks
 
 
 def plan(program: tirx.PrimFunc | TileProgram, target: str | Target) -> Plan:
@@ -55,7 +56,8 @@ def emit(decided: Plan, apart: int = 1) -> tirx.PrimFunc:
     `apart` is how many slabs of a mesh tensor there are from a device's to the next one's along the program's axis:
     more than one where the mesh has axes behind that one (`tvm_axe.collective.tensor.peers_of`).
     """
-    return tile_backend_of(decided.target).emit(decided, apart)
+    written = {tile: None for node in decided.program.body for tile in node.writes}
+    return with_checks(tile_backend_of(decided.target).emit(decided, apart), written)
 
 
 def explain(program: tirx.PrimFunc | TileProgram, target: str | Target) -> str:

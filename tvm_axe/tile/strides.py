@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tvm import sym, tirx
+from tvm import ir, sym, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
@@ -169,6 +169,36 @@ def overlap(extents: Sequence[int], strides: Sequence[int]) -> str | None:
             )
         reach += (extent - 1) * stride
     return None
+
+
+def with_checks(func: tirx.PrimFunc, written: Iterable[Tile]) -> tirx.PrimFunc:
+    """Return a lowered function that refuses tensors that it writes and whose elements overlap, where it can't be seen.
+
+    A call from Python was refused before (`tvm_axe.tile.given`); one of an exported library is refused by this.
+    """
+    analyzer, checks = sym.Analyzer(), []
+    for tile in written:
+        if tile.strides is None:
+            continue
+        apart = analyzer.simplify(_are_apart(tile.shape, tile.strides))
+        if not analyzer.can_prove(apart):
+            message = f"{tile.name} is written, and its elements overlap"
+            checks.append(tirx.AssertStmt(apart, ir.StringImm("ValueError"), [ir.StringImm(message)]))
+    return func.with_body(tirx.SeqStmt([*checks, func.body])) if checks else func
+
+
+def _are_apart(shape: Sequence[Any], strides: Sequence[Any]) -> tirx.Expr:
+    """The condition that `overlap` has nothing to say, of sizes that a caller's tensor decides."""
+    extents, steps = ([tirx.Cast("int64", tirx.const(0, "int32") + e) for e in sizes] for sizes in (shape, strides))
+    conditions = []
+    for dimension, (extent, step) in enumerate(zip(extents, steps)):
+        reach: Any = tirx.const(0, "int64")
+        for other, (size, stride) in enumerate(zip(extents, steps)):
+            if other != dimension:
+                before = stride < step if other > dimension else stride <= step
+                reach = reach + tirx.Select(before, (size - 1) * stride, tirx.const(0, "int64"))
+        conditions.append(tirx.any(extent <= 1, step > reach))
+    return tirx.any(tirx.all(*conditions), *(extent <= 0 for extent in extents))
 
 
 def has_rows(tile: Tile) -> bool:

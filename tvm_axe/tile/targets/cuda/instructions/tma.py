@@ -201,10 +201,12 @@ def store(
 def _width(region: Region, columns: int, swizzled: int) -> int:
     """Columns of a copy: all panels at once, as a dimension of the tensor map of their own, where they divide its rows.
 
-    Upstream makes such a map for tensors of up to four dimensions, for boxes that they hold, from a panel's start on.
+    Upstream makes such a map for tensors of up to four dimensions whose strides, if they have some, are constant, for
+    boxes that they hold, from a panel's start on.
     """
     shape, start = region.tile.shape, region.start[-1]
     whole = len(shape) <= 4 and isinstance(shape[-1], int) and shape[-1] % swizzled == 0
+    whole = whole and all(isinstance(stride, int) for stride in region.tile.strides or ())
     holds = all(isinstance(e, int) and e >= box and e > 1 for e, box in zip(shape, region.extents) if box > 1)
     aligned = sym.Analyzer().can_prove(tirx.floormod(start, swizzled) == 0)
     return columns if whole and holds and aligned else swizzled
