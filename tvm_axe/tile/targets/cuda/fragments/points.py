@@ -23,6 +23,7 @@ from tvm_axe.tile.atomics import formers, joined
 from tvm_axe.tile.bodies import chained
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.strides import are_pieces
 from tvm_axe.tile.targets.cuda.fragments.atomics import join, swap
 from tvm_axe.tile.targets.cuda.fragments.copies import keeps_together
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
