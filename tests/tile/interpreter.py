@@ -156,18 +156,14 @@ class Running:
 def _sizes(program: TileProgram, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
     """The symbolic extents and strides of parameters, as arrays have them; every other extent must be the array's."""
     sizes: dict[tirx.Var, np.ndarray] = {}
+    steps: dict[tirx.Var, np.ndarray] = {}
     for tile, array in zip(program.params, arrays, strict=True):
         assert len(tile.shape) == array.ndim, f"{tile}: an array of shape {array.shape}"
         for extent, size in zip(tile.shape, array.shape):
-            if isinstance(extent, tirx.Var):
-                assert sizes.setdefault(extent, np.asarray(size)) == size, f"{tile}: an array of shape {array.shape}"
-            else:
-                assert extent == size, f"{tile}: an array of shape {array.shape}"
-    for tile, array in zip(program.params, arrays, strict=True):
-        for stride, step in zip(tile.strides or (), array.strides):
-            if isinstance(stride, tirx.Var):
-                sizes.setdefault(stride, np.asarray(step // array.itemsize))
-    return sizes
+            known = sizes.setdefault(extent, np.asarray(size)) if isinstance(extent, tirx.Var) else extent
+            assert known == size, f"{tile}: an array of shape {array.shape}"
+        steps |= {own: np.asarray(step // array.itemsize) for own, step in zip(tile.strides or (), array.strides)}
+    return {own: step for own, step in steps.items() if isinstance(own, tirx.Var)} | sizes
 
 
 def _extents(program: TileProgram, sizes: Mapping[tirx.Var, np.ndarray]) -> list[int]:

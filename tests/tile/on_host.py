@@ -194,7 +194,8 @@ _ASYNCHRONOUS = (
 def run(source: str, blocks: int, arrays: Mapping[str, np.ndarray | int], folder: Path, early: bool = False) -> None:
     """Run a kernel in blocks along one axis, on arrays by the names of its parameters; what it stores is in these.
 
-    Numbers, such as strides, are integers. Copies that run ahead are made as late as they may be, or if `early` at once.
+    Numbers, such as strides, are integers. Copies that run ahead are made as late as they may be, or, if `early`, at
+    once.
     """
     compiler = shutil.which("g++")
     if compiler is None:

@@ -346,8 +346,9 @@ def _with_strides(name: str, given: Given, value: Any, strides: tuple[int, ...])
     if hasattr(value, "as_strided"):  # a tensor of PyTorch's
         return value.as_strided(value.shape, strides, value.storage_offset())
     raise InputError(
-        f"{name}: {given.param.name} has the strides {given.strides}, and is taken with {strides}, which along dimensions "
-        "of one element are as good; valid are those, or an array or a tensor of PyTorch's, of which views are made"
+        f"{name}: {given.param.name} has the strides {given.strides}, and is taken with {strides}, which along "
+        "dimensions of one element are as good; valid are those, or an array or a tensor of PyTorch's, of which views "
+        "are made"
     )
 
 

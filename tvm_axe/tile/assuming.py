@@ -46,8 +46,7 @@ ASSUME = "axe.assume"
 """Name of the call that `assume` becomes, of the condition."""
 
 _VALID = (
-    "valid are x % number == 0 and comparisons of x with a number, and `and` of these, of an extent, a stride or a scalar "
-    "x"
+    "valid are x % number == 0 and comparisons of x with a number, and `and` of these, of an extent, stride or scalar"
 )
 
 
@@ -202,7 +201,7 @@ def _facts(condition: Any, whole: Any, open_: frozenset[tirx.Var]) -> list[Assum
         raise TileError(f"assume: {whole}; {_VALID}")
     if found.var not in open_:
         names = ", ".join(sorted({str(var.name) for var in open_})) or "none"
-        raise TileError(f"assume: {whole}: {found.name} is no extent, no stride and no scalar parameter; there are: {names}")
+        raise TileError(f"assume: {whole}: {found.name} is no extent, stride or scalar parameter; there are: {names}")
     return [found]
 
 

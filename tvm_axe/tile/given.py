@@ -75,15 +75,15 @@ def _settled(
             continue
         if stride < 0:
             raise InputError(
-                f"{name}: {param.name} has stride {stride} along dimension {dimension}; valid are strides of 0 and more:"
-                " copy it"
+                f"{name}: {param.name} has stride {stride} along dimension {dimension}; valid are strides of 0 and "
+                "more: copy it"
             )
         if stride != want:
             source = variables.get(str(own), (0, ""))[1]
             said = "" if isinstance(own, int) else f", which is {own}" + (f" in {source}" if source else "")
             raise InputError(
-                f"{name}: {param.name} has stride {stride} along dimension {dimension}, wanted is {want}{said}; got the "
-                f"strides {given.strides} for {param}"
+                f"{name}: {param.name} has stride {stride} along dimension {dimension}, wanted is {want}{said}; got "
+                f"the strides {given.strides} for {param}"
             )
     if 0 in given.shape:
         return wanted

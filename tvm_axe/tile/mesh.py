@@ -119,7 +119,7 @@ def check_device(device: tirx.Var | None, params: Sequence[Tile], scalars: Seque
         if tensors:
             raise TileError(
                 f"{tensors[0]}: a mesh tensor, and the kernel isn't told which device runs; valid is "
-                "tile.kernel(..., device=me) with an int32 parameter `me`, or, of a tensor with strides, extents of int32"
+                "tile.kernel(..., device=me) with an int32 parameter `me`; a tensor with strides has extents of int32"
             )
         return
     if not any(device.same_as(scalar) for scalar in scalars) or str(device.ty) != "int32":

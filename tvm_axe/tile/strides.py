@@ -1,8 +1,8 @@
 """Where the elements of a parameter lie in global memory: its strides, which everybody asks `strides_of` for.
 
 A parameter is row-major, each element behind the one before, unless it says how far apart neighbours along each
-dimension lie: columns of a larger tensor, a transposed view, a row for all. A stride is a number of elements, a variable
-that callers' tensors decide, or is worked out of such variables, of extents and of scalars:
+dimension lie: columns of a larger tensor, a transposed view, a row for all. A stride is a number of elements, a
+variable that callers' tensors decide, or is worked out of such variables, of extents and of scalars:
 
 >>> from tvm.script import tirx as T
 >>> from tvm_axe import tile
@@ -18,6 +18,9 @@ that callers' tensors decide, or is worked out of such variables, of extents and
 global A: float32[8, 64] with strides (lda, 1)
 global B: float32[8, 64] with strides (1, 8)
 global C: float32[8, 64]
+
+In a parameter's own annotation a variable is a string, ``A: T.Buffer((8, 64), "float32", strides=("lda", 1))``, and
+``A.strides[0]`` where it is used.
 
 What a program writes has elements apart from each other, so that no two points and no two blocks store to one place
 where nothing orders them; what it reads may have one element at many places.
@@ -71,7 +74,9 @@ def own_strides(buffer: tirx.Buffer) -> tuple[Any, ...] | None:
     if not strides or is_mesh_tensor(buffer):
         return None
     if len(strides) != len(shape):
-        raise TileError(f"parameter {buffer.name}: {len(strides)} strides of {len(shape)} dimensions; valid is one each")
+        raise TileError(
+            f"parameter {buffer.name}: {len(strides)} strides of {len(shape)} dimensions; valid is one for each"
+        )
     analyzer = sym.Analyzer()
     if all(analyzer.can_prove_equal(stride, step) for stride, step in zip(strides, row_major(shape))):
         return None
@@ -162,6 +167,10 @@ def overlap(extents: Sequence[int], strides: Sequence[int]) -> str | None:
     """
     reach = 0
     for stride, extent, dimension in sorted((s, e, d) for d, (e, s) in enumerate(zip(extents, strides)) if e > 1):
+        if stride == 0:
+            return (
+                f"its elements overlap: those along dimension {dimension} are one, of stride 0; valid is another stride"
+            )
         if stride <= reach:
             return (
                 f"its elements overlap: {stride} elements apart along dimension {dimension}, where others reach "
@@ -205,6 +214,13 @@ def has_rows(tile: Tile) -> bool:
     """Whether neighbours along a tensor's last dimension are neighbours in memory."""
     last = strides_of(tile)[-1]
     return isinstance(last, int) and last == 1
+
+
+def advice(stride: Any, divisor: int) -> str:
+    """What a program says so that a stride, which is no number, is known to be a multiple of one."""
+    if isinstance(stride, tirx.Var):
+        return f"tile.assume({stride} % {divisor} == 0)"
+    return f"tile.assume, of what {stride} is made of,"
 
 
 def are_pieces(tile: Tile, length: int, analyzer: sym.Analyzer) -> bool:

@@ -8,7 +8,7 @@ from tvm import sym
 from tvm_axe.tile.plans import Decision
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.strides import are_pieces, has_rows, strides_of
+from tvm_axe.tile.strides import advice, are_pieces, has_rows, strides_of
 from tvm_axe.tile.targets.cuda.fragments.walk import vector_lengths
 
 
@@ -21,7 +21,8 @@ def widths(program: TileProgram) -> tuple[Decision, ...]:
 def _width(tile: Tile, analyzer: sym.Analyzer) -> Decision:
     longest, *shorter = vector_lengths(tvm_ffi.dtype(tile.dtype).bits)
     if are_pieces(tile, longest, analyzer):
-        return Decision(str(tile), f"up to {longest} elements at once", "its rows begin at multiples of 16 bytes", "tiles")
+        reason = "its rows begin at multiples of 16 bytes"
+        return Decision(str(tile), f"up to {longest} elements at once", reason, "tiles")
     length = next(length for length in shorter if are_pieces(tile, length, analyzer))
     choice = f"slow, {'an element' if length == 1 else f'{length} elements'} at a time"
     if not has_rows(tile):
@@ -38,7 +39,6 @@ def _width(tile: Tile, analyzer: sym.Analyzer) -> Decision:
     said = (
         f"is no multiple of {longest}; rows that are padded to one have vectors of 16 bytes, and TMA"
         if isinstance(stride, int)
-        else f"isn't known to be a multiple of {longest}; tile.assume({stride} % {longest} == 0) gives vectors of 16 "
-        "bytes, and TMA"
+        else f"isn't known to be a multiple of {longest}; {advice(stride, longest)} gives vectors of 16 bytes, and TMA"
     )
     return Decision(str(tile), choice, f"its stride along dimension {dimension}, {stride}, {said}", "tiles")

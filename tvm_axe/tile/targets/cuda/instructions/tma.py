@@ -22,7 +22,7 @@ from tvm.script.tirx import tile as primitives
 from tvm_axe import _tvm
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile.regions import Region, Tile
-from tvm_axe.tile.strides import has_rows, strides_of
+from tvm_axe.tile.strides import advice, has_rows, strides_of
 
 BOX = 256  # the most elements of a box along a dimension
 _ALIGNED = 16  # bytes: of the tensor's address and of its strides
@@ -143,21 +143,22 @@ def _badly_apart(tensor: Tile, analyzer: sym.Analyzer) -> str | None:
     """Why a tensor's strides aren't TMA's, as the end of a sentence; None if they are."""
     item, name = item_bytes(tensor.dtype), tensor.name
     if not has_rows(tensor):
-        return f"neighbours along the last dimension of {name} are {strides_of(tensor)[-1]} elements apart, and TMA's are 1"
+        apart = strides_of(tensor)[-1]
+        return f"neighbours along the last dimension of {name} are {apart} elements apart, and TMA's are 1"
     for dimension in reversed(range(len(tensor.shape) - 1)):
         step = strides_of(tensor)[dimension]
         stride = item * step
         if isinstance(stride, int):
             if stride % _ALIGNED:
                 return f"rows of {name} are {stride} bytes apart, no multiple of {_ALIGNED}"
-            if not stride:
+            if not stride and tensor.strides is not None:
                 return f"rows of {name} are one row (stride 0 along dimension {dimension}), and TMA's are apart"
         elif not analyzer.can_prove(tirx.floormod(stride, _ALIGNED) == 0):
             # Of row-major order, a row's own extent says how far it is to the next.
             said = step if tensor.strides is not None else tensor.shape[dimension + 1]
             return (
                 f"rows of {name} are {stride} bytes apart, which isn't known to be a multiple of {_ALIGNED}; "
-                f"tile.assume({said} % {_ALIGNED // math.gcd(_ALIGNED, item)} == 0) says so"
+                f"{advice(said, _ALIGNED // math.gcd(_ALIGNED, item))} says so"
             )
     return None
 
