@@ -351,10 +351,11 @@ def func(O: T.Buffer({extents}, "int32", {options})):
         ),
         (
             "strides=(0, 1)",
-            "its elements overlap: those along dimension 0 are one .stride 0.; valid is another",
+            "its elements overlap: those along dimension 0 are one, of stride 0; valid is another",
         ),
         ("strides=(1, 1)", "its elements overlap: 1 elements apart along dimension 1, where others reach 3; valid"),
         ("strides=(-4, 1)", "parameter O: stride -4 along dimension 0; valid are strides of 0 and more: take the"),
+        ("strides=(8, 1), elem_offset=8", "parameter O: elem_offset 8; valid is a tensor from its first element"),
         ("strides=(4,)", "parameter O: 1 strides of 2 dimensions; valid is one for each"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tvm.script import tirx as T
 from tvm_axe import _tvm, tile
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines.cache import Cache
+from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.mesh import is_mesh_tensor
 
 _NUMBERS = itertools.count()
@@ -108,6 +110,21 @@ def test_arrays_that_are_copied(store):
         exe(a[:, :8], frozen)
     with pytest.raises(InputError, match="A, B would be copied for each run; bind takes"):
         exe.bind(a[:, 3:11], out[:, 7:15])
+
+
+def test_arrays_that_are_copied_to_where_the_function_runs(store):
+    """What is done for a GPU, with this machine's memory in the place of a GPU's."""
+    exe, program, a = tile.compile(doubled, "llvm", store), tile.read(doubled), random((5, 25))
+    backend = SimpleNamespace(device="cpu", alignment=64, on_host=False)
+    binder, out = Binder("doubled", parameters(program), backend), poisoned((5, 25))
+    bound = binder.bind((a[:, 3:11], out[:, 7:15]))
+    assert bound.copied == ("A", "B") and [tuple(each.strides) for each in bound.values] == [(25, 1), (25, 1)]
+    exe._function(*bound.values)
+    assert np.isnan(out).all()
+    for step in bound.afterwards:
+        step()
+    np.testing.assert_array_equal(out[:, 7:15], a[:, 3:11] * 2)
+    assert np.isnan(out[:, :7]).all() and np.isnan(out[:, 15:]).all()
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

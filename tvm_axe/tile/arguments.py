@@ -41,7 +41,12 @@ class Parameter:
         """The shape, if it has no variables."""
         return tuple(map(int, self.shape)) if all(isinstance(extent, int) for extent in self.shape) else None
 
-    @property
+    @functools.cached_property
+    def steps(self) -> tuple[Any, ...]:
+        """The strides, those that are a variable as its name; none of a tensor in row-major order."""
+        return tuple(str(each.name) if isinstance(each, tirx.Var) else each for each in self.strides or ())
+
+    @functools.cached_property
     def is_wide(self) -> bool:
         """Whether its places are counted in int64."""
         sizes = [each for each in (*self.shape, *(self.strides or ())) if not isinstance(each, int)]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tvm import tirx
 
 from tvm_axe.errors import InputError
 from tvm_axe.tile.points import evaluate
@@ -58,9 +57,9 @@ def settle(
     variables: dict[str, tuple[int, str]] = {}
     for sure in (True, False):
         for given in tensors:
-            for dimension, (own, stride) in enumerate(zip(_strides(given), given.strides)):
-                if given.matters(dimension) is sure and isinstance(own, tirx.Var) and str(own.name) not in sizes:
-                    variables.setdefault(str(own.name), (stride, given.param.name))
+            for dimension, (own, stride) in enumerate(zip(given.param.steps, given.strides)):
+                if isinstance(own, str) and own not in sizes and given.matters(dimension) is sure:
+                    variables.setdefault(own, (stride, given.param.name))
     known = {**sizes, **{each: value for each, (value, _) in variables.items()}}
     return [_settled(name, given, known, variables) for given in tensors], variables
 
@@ -69,8 +68,8 @@ def _settled(
     name: str, given: Given, known: Mapping[str, int | float], variables: Mapping[str, tuple[int, str]]
 ) -> tuple[int, ...]:
     """A tensor's strides as the program wants them, which they are where it matters."""
-    param, wanted = given.param, tuple(number_of(own, known) for own in _strides(given))
-    for dimension, (own, stride, want) in enumerate(zip(_strides(given), given.strides, wanted)):
+    param, wanted = given.param, tuple(number_of(own, known) for own in given.param.steps)
+    for dimension, (own, stride, want) in enumerate(zip(param.steps, given.strides, wanted)):
         if not given.matters(dimension):
             continue
         if stride < 0:
@@ -101,10 +100,9 @@ def _settled(
 
 
 def number_of(size: Any, known: Mapping[str, Any]) -> int:
-    """An extent or a stride of a parameter as a number, of what its variables are, by name."""
+    """An extent or a stride as a number: one, a variable's name, or an expression, of what variables are by name."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, str):
+        return int(known[size])
     return int(evaluate(size, {var: int(known[str(var.name)]) for var in variables_in(size)}))
-
-
-def _strides(given: Given) -> tuple[Any, ...]:
-    assert given.param.strides is not None, given
-    return given.param.strides

@@ -72,7 +72,6 @@ class Reader:
                     raise TileError(f"parameter {param.name}: {param.ty}; valid scalars are {', '.join(SCALARS)}")
                 scalars.append(param)
                 continue
-            _check_place(param)
             shape = tuple(constant(extent) for extent in param.shape)
             is_mesh, strides = is_mesh_tensor(param), own_strides(param)
             tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh, strides=strides)
@@ -358,7 +357,10 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
             f"a {type(func).__name__} is no tile program; valid is a function, @T.prim_func, with tile.kernel"
         )
     given = dict(knobs or {})
-    program = Reader(laid_out(settled(func, given))).program(
+    numbered = settled(func, given)
+    for param in filter(tirx.is_buffer_var, numbered.params):
+        _check_place(param)
+    program = Reader(laid_out(numbered)).program(
         tuple(
             Setting(each, int(given.get(each.name, each.default)), reason if each.name in given else "the default")
             for each in declared(func)

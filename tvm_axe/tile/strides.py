@@ -99,7 +99,7 @@ def laid_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     known: dict[tirx.Var, tirx.Var] = {}
     for param in func.params:
-        strides = own_strides(param) if tirx.is_buffer_var(param) and str(param.scope()) == "global" else None
+        strides = own_strides(param) if tirx.is_buffer_var(param) else None
         if strides is not None:
             kind = _counted_in(param)
             sizes = [tirx.const(e, kind) if isinstance(e, int) else e for e in map(constant, (*param.shape, *strides))]
