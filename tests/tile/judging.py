@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from generator import LARGEST, Made, Maker
@@ -13,21 +12,18 @@ from strided import like
 
 from tvm_axe.tile.program import TileProgram
 
-SIZES: dict[str, Mapping[str, Any]] = {
+SIZES: dict[str, Mapping[str, Sequence[int]]] = {
     "small": {},
-    "strided": {"strided": True},
     "tiled": {"sizes": (64, 128), "depths": (32, 64, 100, 128), "blocks": (32, 64)},
     "wide": {"sizes": (64, 256), "depths": (64, 128), "blocks": (64,)},
 }
-"""What the sizes of tiles are drawn of: any, those that tensor cores' instructions are made for, and large ones.
-
-Of those that are strided, tensors have strides at times.
-"""
+"""What the sizes of tiles are drawn of: any, those that tensor cores' instructions are made for, and large ones."""
 
 
-def drawn(seed: int, sizes: str, options: str = "") -> Made:
-    """The program of a seed."""
-    return Maker(random.Random(seed).choice, name=f"func{seed}", options=options, **SIZES[sizes]).make()
+def drawn(seed: int, sizes: str, options: str = "", strided: bool = False) -> Made:
+    """The program of a seed; if it is to be `strided`, the same one with strides of some parameters."""
+    choose = random.Random(seed).choice
+    return Maker(choose, name=f"func{seed}", options=options, strided=strided, **SIZES[sizes]).make()
 
 
 def wanted(made: Made, program: TileProgram) -> list[np.ndarray]:

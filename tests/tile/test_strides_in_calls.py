@@ -225,5 +225,5 @@ def test_an_operator_whose_output_has_strides_that_no_input_says():
         with tile.kernel(1), tile.parallel(4, 8) as (i, j):
             Y[i, j] = X[i, j]
 
-    with pytest.raises(TileError, match=r"ldy of Y: .* is the size or the stride of no input"):
+    with pytest.raises(TileError, match=r"ldy of Y: .* is the size of no input, nor a stride"):
         tile.operator(f"axe_tests::strided{next(_NUMBERS)}", func)

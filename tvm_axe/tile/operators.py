@@ -176,7 +176,7 @@ class _Operator:
                 unknown = sorted({str(var.name) for var in variables_in(size)} - known)
                 if unknown:
                     raise TileError(
-                        f"operator: {', '.join(unknown)} of {param} is the size or the stride of no input, so nobody "
+                        f"operator: {', '.join(unknown)} of {param} is the size of no input, nor a stride, so nobody "
                         f"knows how large {param.name} is"
                     )
 
