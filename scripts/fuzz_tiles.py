@@ -7,9 +7,9 @@
 
 The programs are those of `tests/tile/generator.py`, of integers in every type, so that each bit counts; their outputs
 are poisoned, and of every second program some tensors have strides. With ``--mesh`` they are those of
-`tests/tile/generator_mesh.py`: devices that store to each other's slabs and meet in flags, run by CPU workers beside the interpreter of all devices. They are run by child processes, so that
-one that ends its process, or never ends, is counted with its seed. The exit code is 1 if any is wrong, ends its process
-or leaves by another error than a refusal.
+`tests/tile/generator_mesh.py`: devices that store to each other's slabs and meet in flags, run by CPU workers beside
+the interpreter of all devices. They are run by child processes, so that one that ends its process, or never ends, is
+counted with its seed. The exit code is 1 if any is wrong, ends its process or leaves by another error than a refusal.
 """
 
 from __future__ import annotations
