@@ -128,17 +128,21 @@ def test_views_on_llvm(store, rows):
     np.testing.assert_allclose(spreads[2].view, expected, rtol=1e-5, atol=1e-5)
 
 
+def to_scatter() -> dict[str, Spread]:
+    """What `scattered` is run on, by name: whole numbers."""
+    rng = np.random.default_rng()
+    return {
+        "X": Spread(rng.integers(-9, 9, (24, 32)).astype("float32"), (40, 1)),
+        "places": Spread(rng.permutation(24).astype("int32"), (2,)),
+        "Y": Spread(poisoned((24, 32)), (1, 25)),
+        "total": Spread(np.ones((4, 32), "float32"), (64, 2)),
+        "largest": Spread(np.full(4, -5, "int32"), (3,)),
+        "once": Spread(np.zeros(6, "int32"), (5,)),
+    }
+
+
 def test_gathers_scatters_atomics_on_llvm():
-    places = np.random.default_rng().permutation(24).astype("int32")
-    spreads = [
-        Spread(np.random.default_rng().integers(-9, 9, (24, 32)).astype("float32"), (40, 1)),
-        Spread(places, (2,)),
-        Spread(poisoned((24, 32)), (1, 25)),
-        Spread(np.ones((4, 32), "float32"), (64, 2)),
-        Spread(np.full(4, -5, "int32"), (3,)),
-        Spread(np.zeros(6, "int32"), (5,)),
-    ]
-    beside_the_interpreter(scattered, spreads)
+    beside_the_interpreter(scattered, list(to_scatter().values()))
 
 
 def test_flags_on_llvm(store):
@@ -288,13 +292,23 @@ def test_code_for_sm_80_on_the_host(tmp_path, strides_x, strides_y, dtype, early
         "rows": Spread(rng.integers(0, 48, 48).astype("int32"), (2,)),
         "Y": Spread(np.full((48, 40), -77).astype(dtype), strides_y),
     }
+    on_the_host(func, 6, spreads, tmp_path, early)
+
+
+def on_the_host(func, blocks, spreads, folder, early=False):
+    """Run the code for sm_80 on the host beside the interpreter, of which every bit is the same."""
     expected = interpret(func, *(each.view for each in spreads.values()))
-    mod = tvm.IRModule({"summed": tile.lower(func, "cuda:sm_80")})
+    name = str(func.attrs["global_symbol"])
+    mod = tvm.IRModule({name: tile.lower(func, "cuda:sm_80")})
     source = tvm.compile(mod, resolve_target("cuda:sm_80"), tir_pipeline="tirx").mod.imports[0].inspect_source()
-    on_host.run(str(source), 6, {name: each.view for name, each in spreads.items()}, tmp_path, early)
+    on_host.run(str(source), blocks, {name: each.view for name, each in spreads.items()}, folder, early)
     for (name, each), want in zip(spreads.items(), expected, strict=True):
         each.check()
-        np.testing.assert_array_equal(each.view, want.astype(dtype if name != "rows" else "int32"), err_msg=name)
+        np.testing.assert_array_equal(each.view, want.astype(each.view.dtype), err_msg=name)
+
+
+def test_gathers_scatters_atomics_on_the_host(tmp_path):
+    on_the_host(scattered, 3, to_scatter(), tmp_path)
 
 
 @pytest.mark.gpu
