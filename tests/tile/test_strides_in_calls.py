@@ -139,6 +139,16 @@ def test_a_stride_along_one_element_is_any(store, kind, shape):
     np.testing.assert_array_equal(given[1], a * 2)
 
 
+@pytest.mark.parametrize("strides", [(0, 1), (1, 1), (-2, 1), (512, 1), (516, 1)])
+def test_a_stride_along_one_element_is_as_assumed(store, strides):
+    a, b, c = random((1, 512), "float16"), random((512, 256), "float16"), poisoned((1, 256), "float16")
+    views = [Spread(each, (264, 1)).view for each in (a, b, c)]
+    views[0] = np.lib.stride_tricks.as_strided(views[0], (1, 512), (2 * strides[0], 2))
+    tile.compile(open_product(8), "llvm", store)(*views)
+    expected = a.astype("float64") @ b.astype("float64")
+    assert np.abs(views[2] - expected).max() < 2e-3 * np.abs(expected).max()
+
+
 def test_a_tensor_whose_stride_along_one_element_cannot_be_changed(store):
     exe = tile.compile(added, "llvm", store)
     views = [Spread(np.zeros((1, 64), "float32"), (64, 1)).view for _ in range(3)]

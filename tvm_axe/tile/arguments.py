@@ -207,7 +207,7 @@ class Binder:
             assert isinstance(param, Parameter), param
             tensors.append(Given(param, tuple(map(int, value.shape)), _strides_of(self.name, param, value)))
         sizes = {name: extent for name, (extent, _) in extents.items()}
-        wanted, found = settle(self.name, tensors, {**sizes, **scalars})
+        wanted, found = settle(self.name, tensors, {**sizes, **scalars}, self.assumptions)
         for at, given, strides in zip(places, tensors, wanted):
             if strides != given.strides:
                 values[at] = _with_strides(self.name, given, values[at], strides)

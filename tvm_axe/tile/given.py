@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvm_axe.errors import InputError
+from tvm_axe.tile.assuming import Assumption
 from tvm_axe.tile.points import evaluate
 from tvm_axe.tile.strides import overlap
 from tvm_axe.tile.walking import variables_in
@@ -41,12 +43,12 @@ class Given:
 
 
 def settle(
-    name: str, tensors: Sequence[Given], sizes: Mapping[str, int | float]
+    name: str, tensors: Sequence[Given], sizes: Mapping[str, int | float], assumptions: Sequence[Assumption]
 ) -> tuple[list[tuple[int, ...]], dict[str, tuple[int, str]]]:
     """Check tensors' strides; return those to call the program `name` with, and what its variables are, and in which.
 
-    Strides along dimensions of one element are those that the program wants. `sizes` are its open extents and its
-    scalars, by name.
+    Strides along dimensions of one element are those that the program wants, and of what no other dimension says, as it
+    assumes. `sizes` are its open extents and its scalars, by name.
 
     Raises
     ------
@@ -59,9 +61,18 @@ def settle(
         for given in tensors:
             for dimension, (own, stride) in enumerate(zip(given.param.steps, given.strides)):
                 if isinstance(own, str) and own not in sizes and given.matters(dimension) is sure:
-                    variables.setdefault(own, (stride, given.param.name))
+                    value = stride if sure else _assumed(own, stride, assumptions)
+                    variables.setdefault(own, (value, given.param.name))
     known = {**sizes, **{each: value for each, (value, _) in variables.items()}}
     return [_settled(name, given, known, variables) for given in tensors], variables
+
+
+def _assumed(own: str, stride: int, assumptions: Sequence[Assumption]) -> int:
+    """A stride that may be any, as a program assumes: the given one, or the next one that is positive."""
+    about = [each for each in assumptions if each.name == own]
+    divisor = math.lcm(*(each.divisor for each in about))
+    least = max(1, stride, *(each.least for each in about if each.least is not None))
+    return -(-least // divisor) * divisor
 
 
 def _settled(
