@@ -229,6 +229,33 @@ def test_maps_of_tma(store):
     assert "512, m, lda * 2, 64, 128" in maps["A"] and "256, 512, ldb * 2, 64, 64" in maps["B"]
 
 
+def test_maps_of_tma_of_other_orders():
+    """Heads that lie within rows: (batch, head, row, column) of a tensor of (batch, row, head, column)."""
+    heads = 4
+
+    @T.prim_func
+    def product(
+        A: T.Buffer((2, heads, 256, 64), "float16", strides=(256 * heads * 64, 64, heads * 64, 1)),
+        B: T.Buffer((2, heads, 64, 128), "float16", strides=(64 * heads * 128, 128, heads * 128, 1)),
+        C: T.Buffer((2, heads, 256, 128), "float16", strides=(256 * heads * 128, 128, heads * 128, 1)),
+    ):
+        with tile.kernel(2, heads, 2) as (n, h, i):
+            a = tile.shared((128, 64), "float16")
+            b = tile.shared((64, 128), "float16")
+            c = tile.fragment((128, 128), "float32")
+            tile.fill(c, 0)
+            for _ in tile.pipelined(1):
+                tile.copy(A[n, h, i * 128 : i * 128 + 128, 0:64], a)
+                tile.copy(B[n, h, 0:64, 0:128], b)
+                tile.gemm(a, b, c)
+            tile.copy(c, C[n, h, i * 128 : i * 128 + 128, 0:128])
+
+    maps = _maps(tile.lower(product, "cuda:sm_90a"))
+    assert maps["A"].startswith("64, 256, 4, 2, 512, 128, 131072, 64, 128, 1, 1")  # extents, bytes apart, a box
+    assert maps["C"].startswith("128, 256, 4, 2, 1024, 256, 262144, 64, 64, 1, 1")
+    assert maps["B"].startswith("64, 64, 2, 2, 4, 1024, 128, 65536, 256, 64, 64, 2, 1, 1")
+
+
 def _maps(func: tirx.PrimFunc) -> dict[str, str]:
     target = resolve_target("cuda:sm_90a")
     mod = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(tvm.IRModule({"product": func}))

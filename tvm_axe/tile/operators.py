@@ -34,6 +34,9 @@ def operator(
     GPU, and runs on PyTorch's current stream. The operator is PyTorch's own (``torch.ops.mine.scale``), so it works
     under ``torch.compile``, in exported programs and with ``torch.library.opcheck``.
 
+    Tensors that aren't dense are copied, but for parameters with strides (`tvm_axe.tile.strides`), whose tensors have
+    these; results of such parameters have their strides, too.
+
     Several programs are one operator: what one leaves for the next is scratch. For a kernel of `tvm_axe.tile.kernels`
     give its recipe's ``programs`` and ``outputs``.
 
