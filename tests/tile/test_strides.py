@@ -84,6 +84,20 @@ def test_row_major_order_is_no_strides():
     assert {strides_of(each) for each in params} == {(8, 1)} == {row_major((4, 8))}
 
 
+def test_variables_in_annotations():
+    m, lda = tirx.Var("m", "int32"), tirx.Var("lda", "int32")
+
+    @T.prim_func
+    def func(A: T.Buffer((m, 8), "int32", strides=(lda, 1)), B: T.Buffer((4, 8), "int32", strides=("ldb", 1))):
+        tile.assume(tirx.all(lda % 4 == 0, B.strides[0] % 2 == 0))
+        with tile.kernel(1), tile.parallel(4, 8) as (i, j):
+            B[i, j] = 1
+
+    program = tile.read(func)
+    assert list(map(str, program.assumptions)) == ["lda % 4 == 0", "ldb % 2 == 0"]
+    assert [str(each.strides) for each in program.params] == ["(lda, 1)", "(ldb, 1)"]
+
+
 def test_programs_print_and_parse_back():
     for func in (added, scattered, signalled, turned, open_product(8)):
         tvm.ir.assert_structural_equal(tvm.script.from_source(func.script()), func)

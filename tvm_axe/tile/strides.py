@@ -19,8 +19,8 @@ global A: float32[8, 64] with strides (lda, 1)
 global B: float32[8, 64] with strides (1, 8)
 global C: float32[8, 64]
 
-In a parameter's own annotation a variable is a string, ``A: T.Buffer((8, 64), "float32", strides=("lda", 1))``, and
-``A.strides[0]`` where it is used.
+In a parameter's own annotation, ``A: T.Buffer((8, 64), "float32", strides=(lda, 1))``, a variable is a `tirx.Var` from
+outside of the function, or a string, which is ``A.strides[0]`` where it is used.
 
 What a program writes has elements apart from each other, so that no two points and no two blocks store to one place
 where nothing orders them; what it reads may have one element at many places.
