@@ -6,10 +6,10 @@
     compute-sanitizer python scripts/fuzz_tiles.py --here --target cuda --seed 7 --count 1
 
 The programs are those of `tests/tile/generator.py`, of integers in every type, so that each bit counts; their outputs
-are poisoned. With ``--mesh`` they are those of `tests/tile/generator_mesh.py`: devices that store to each other's slabs
-and meet in flags, run by CPU workers beside the interpreter of all devices. They are run by child processes, so that
-one that ends its process, or never ends, is counted with its seed. The exit code is 1 if any is wrong, ends its process
-or leaves by another error than a refusal.
+are poisoned, and of every second program some tensors have strides. With ``--mesh`` they are those of
+`tests/tile/generator_mesh.py`: devices that store to each other's slabs and meet in flags, run by CPU workers beside
+the interpreter of all devices. They are run by child processes, so that one that ends its process, or never ends, is
+counted with its seed. The exit code is 1 if any is wrong, ends its process or leaves by another error than a refusal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def outcome(seed: int, target: str, store: object, runs: bool) -> tuple[str, str
     from tvm_axe import tile
     from tvm_axe.errors import TileError
 
-    made = drawn(seed, SIZES[seed % 3])
+    made = drawn(seed, SIZES[seed % 3], strided=seed % 2 == 1)
     try:
         program = made.program
         expected = wanted(made, program)

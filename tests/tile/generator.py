@@ -3,7 +3,7 @@
 Every program can be run: tiles are written before they are read, a `parallel` doesn't race, indices stay inside. Sizes,
 tails, types, scopes and the order of operations are drawn; so is whether a loop is pipelined, and what is conditional;
 what is around operations, knobs and open sizes are `generator_control`'s, few bits, pages and random numbers
-`generator_words`'.
+`generator_words`', strides `generator_strides`'.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import tvm
 from formulas import Formulas
 from generator_control import add_knob, add_options, enter, open_sizes
+from generator_strides import spread
 from generator_words import ATOMIC, WORDS, combinations
 from tvm import tirx
 from tvm.script import tirx as T
@@ -57,6 +58,7 @@ class Maker:
     """Draws a program; `choose(options)` draws one of several.
 
     Its tiles' extents are of `sizes`; products sum over as many elements as one of `depths` says, `blocks` at a time.
+    If it is `strided`, parameters have strides at times, and so have their arrays.
     """
 
     choose: Draw
@@ -65,6 +67,7 @@ class Maker:
     depths: Sequence[int] = (1, 7, 16, 33)
     blocks: Sequence[int] = (1, 4, 16)
     options: str = ""
+    strided: bool = False
     params: list[str] = field(default_factory=list)
     arrays: list[np.ndarray] = field(default_factory=list)
     knobs: dict[str, int] = field(default_factory=dict)
@@ -96,6 +99,8 @@ class Maker:
         for name, (shape, dtype) in list(self.tiles.items()):
             if not name.startswith(("a", "b")):
                 self.store(name, shape, dtype)
+        if self.strided:
+            spread(self)
         body = [
             *self.head,
             f"    with tile.kernel({self.grid[0]}, {self.grid[1]}{self.options}) as (m, n):",

@@ -81,40 +81,36 @@ def interpret(
     """
     program = read_function(program) if isinstance(program, tirx.PrimFunc) else program
     given = dict(zip(program.func.params, arguments, strict=True))
-    if isinstance(program, TileSequence):
-        return _in_order(program, given, rng, largest)
-    arrays = [np.asarray(given[tile.buffer]) for tile in program.params]
-    sizes = {**_sizes(program, arrays), **{scalar: np.asarray(given[scalar]) for scalar in program.scalars}}
+    memory = {tile.buffer: np.asarray(given[tile.buffer]) for tile in program.params}
+    sizes = _sizes(program, list(memory.values()))
+    sizes |= {scalar: np.asarray(given[scalar]) for scalar in program.scalars}
+    memory = {buffer: _widened(array) for buffer, array in memory.items()}
+    if isinstance(program, TileSequence):  # whose scratch begins as tiles on chip do
+        evaluate = Evaluator(sizes, _no_load)
+        for tile in program.scratch:
+            shape = tuple(int(evaluate(extent)) for extent in tile.shape)
+            memory[tile.buffer] = _widened(_poison(replace(tile, shape=shape)))
+    for kernel in program.kernels:
+        _run_all(kernel, memory, sizes, rng or np.random.default_rng(0), largest or {})
+    return [memory[tile.buffer] for tile in program.params]
+
+
+def _run_all(
+    program: TileProgram,
+    memory: Mapping[tirx.Buffer, np.ndarray],
+    sizes: Mapping[tirx.Var, np.ndarray],
+    rng: np.random.Generator,
+    largest: Mapping[str, float],
+) -> None:
+    """Run all blocks of a kernel, on what kernels before it have left."""
     broken = find_broken(program.assumptions, {str(var.name): int(size) for var, size in sizes.items()})
     if broken is not None:
         raise Fault(f"{program.name} assumes {broken}")
     points = list(np.ndindex(*(_extents(program, sizes))))
-    (rng or np.random.default_rng(0)).shuffle(points)
-    tensors = {
-        tile: _Memory(tile, _widened(array), "block") for tile, array in zip(program.params, arrays, strict=True)
-    }
+    rng.shuffle(points)
+    tensors = {tile: _Memory(tile, memory[tile.buffer], "block") for tile in program.params}
     for number, point in enumerate(points):
-        _run(program, number, point, tensors, sizes, largest or {})
-    return [tensors[tile].data for tile in program.params]
-
-
-def _in_order(
-    program: TileSequence,
-    given: Mapping[tirx.Var, np.ndarray | float],
-    rng: np.random.Generator | None,
-    largest: Mapping[str, float] | None,
-) -> list[np.ndarray]:
-    """Run one kernel after the other, on what those before it have left; scratch begins as tiles on chip do."""
-    sizes = _sizes(program, [np.asarray(given[tile.buffer]) for tile in program.params])
-    evaluate = Evaluator({**sizes, **{scalar: np.asarray(given[scalar]) for scalar in program.scalars}}, _no_load)
-    memory = dict(given)
-    for tile in program.scratch:
-        shape = tuple(int(evaluate(extent)) for extent in tile.shape)
-        memory[tile.buffer] = _poison(replace(tile, shape=shape))
-    for kernel in program.kernels:
-        left = interpret(kernel, *(memory[param] for param in kernel.func.params), rng=rng, largest=largest)
-        memory |= {tile.buffer: array for tile, array in zip(kernel.params, left, strict=True)}
-    return [_widened(np.asarray(memory[tile.buffer])) for tile in program.params]
+        _run(program, number, point, tensors, sizes, largest)
 
 
 def _run(
@@ -147,16 +143,16 @@ def _block(
 
 
 def _sizes(program: TileProgram | TileSequence, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
-    """The symbolic extents of parameters, as the arrays have them; every other extent must be the array's."""
+    """The symbolic extents and strides of parameters, as arrays have them; every other extent must be the array's."""
     sizes: dict[tirx.Var, np.ndarray] = {}
+    steps: dict[tirx.Var, np.ndarray] = {}
     for tile, array in zip(program.params, arrays, strict=True):
         assert len(tile.shape) == array.ndim, f"{tile}: an array of shape {array.shape}"
         for extent, size in zip(tile.shape, array.shape):
-            if isinstance(extent, tirx.Var):
-                assert sizes.setdefault(extent, np.asarray(size)) == size, f"{tile}: an array of shape {array.shape}"
-            elif isinstance(extent, int):  # and one that is computed has the value that it has
-                assert extent == size, f"{tile}: an array of shape {array.shape}"
-    return sizes
+            known = sizes.setdefault(extent, np.asarray(size)) if isinstance(extent, tirx.Var) else extent
+            assert known == size, f"{tile}: an array of shape {array.shape}"
+        steps |= {own: np.asarray(step // array.itemsize) for own, step in zip(tile.strides or (), array.strides)}
+    return {own: step for own, step in steps.items() if isinstance(own, tirx.Var)} | sizes
 
 
 def _extents(program: TileProgram, sizes: Mapping[tirx.Var, np.ndarray]) -> list[int]:

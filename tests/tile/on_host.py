@@ -192,12 +192,17 @@ _ASYNCHRONOUS = (
 
 
 def run(
-    source: str, blocks: int, arrays: Mapping[str, np.ndarray], folder: Path, early: bool = False, number: int = 0
+    source: str,
+    blocks: int,
+    arrays: Mapping[str, np.ndarray | int],
+    folder: Path,
+    early: bool = False,
+    number: int = 0,
 ) -> None:
     """Run a kernel in blocks along one axis, on arrays by the names of its parameters; what it stores is in these.
 
-    Of a source with several it is the one of a number. Copies that run ahead are made as late as they may be, or if
-    `early` at once.
+    Numbers, such as strides, are integers. Of a source with several kernels it is the one of a number. Copies that run
+    ahead are made as late as they may be, or, if `early`, at once.
     """
     compiler = shutil.which("g++")
     if compiler is None:
@@ -211,7 +216,8 @@ def run(
     assert number < len(kernels), "the source has no such kernel"
     threads, name, parameters = kernels[number]
     types, names = zip(*(each.replace("__restrict__", "").rsplit(maxsplit=1) for each in parameters.split(",")))
-    call = ", ".join(f"({kind}) arguments[{at}]" for at, kind in enumerate(types))
+    words = ("" if "*" in kind else "(intptr_t) " for kind in types)
+    call = ", ".join(f"({kind}) {word}arguments[{at}]" for at, (kind, word) in enumerate(zip(types, words)))
     behind = _BEHIND.replace("CALL", f"{name}({call})").replace("THREADS", threads)
     (folder / "kernel.cpp").write_text(f"#define EARLY {int(early)}\n" + _BEFORE + body + behind)
     options = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"]
@@ -219,5 +225,6 @@ def run(
         [compiler, *options, "kernel.cpp", "-o", "kernel.so"], cwd=folder, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[:4000]
-    given = [arrays[each.strip().removesuffix("_ptr")].ctypes.data for each in names]
+    values = [arrays[each.strip().removesuffix("_ptr")] for each in names]
+    given = [value if isinstance(value, int) else value.ctypes.data for value in values]
     ctypes.CDLL(str(folder / "kernel.so")).run((ctypes.c_void_p * len(given))(*given), blocks)

@@ -242,7 +242,7 @@ def test_assumptions_are_of_what_callers_give():
     lines = [line for line in matmul.script().splitlines() if "axe.assume" not in line]
     at = next(i for i, line in enumerate(lines) if "for s in" in line) + 1
     lines.insert(at, lines[at].partition("T.")[0] + 'T.call_extern("int32", "axe.assume", s % 4 == 0)')
-    with pytest.raises(TileError, match="assume: s % 4 == 0: s is no extent and no scalar parameter; there are: k, m"):
+    with pytest.raises(TileError, match="s % 4 == 0: s is no extent, stride or scalar parameter; there are: k, m"):
         tile.read(tvm.script.from_source("\n".join(lines)))
 
 

@@ -402,3 +402,19 @@ def test_a_tensor_of_pytorch_stays_on_its_stream(cuda, store):
         result = out + 1
     stream.synchronize()
     assert (result == 7).all()
+
+
+def test_tensors_without_a_row(tmp_path):
+    @T.prim_func
+    def func(a: T.handle, b: T.handle):
+        m = T.int32()
+        A = T.match_buffer(a, (m, 16), "float32")
+        B = T.match_buffer(b, (m, 16), "float32")
+        with tile.kernel(tile.cdiv(m, 8)) as i:
+            x = tile.shared((8, 16), "float32")
+            tile.copy(A[i * 8, 0], x)
+            tile.copy(x, B[i * 8, 0])
+
+    executable = tile.compile(func, "llvm", Cache(tmp_path))
+    for _ in range(20):  # of which some lie where they would be taken in place
+        executable(np.zeros((0, 16), "float32"), np.zeros((0, 16), "float32"))

@@ -21,7 +21,8 @@ def store(tmp_path_factory):
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_llvm(store, data):
-    made = Maker(lambda options: data.draw(st.sampled_from(list(options)))).make()
+    strided = data.draw(st.booleans())
+    made = Maker(lambda options: data.draw(st.sampled_from(list(options))), strided=strided).make()
     program = made.program
     try:
         expected = wanted(made, program)
@@ -30,11 +31,11 @@ def test_llvm(store, data):
     judge(tile.compile(program, "llvm", store), made, expected)
 
 
-def lowered(seeds: range, target: str, sizes: str, options: str = ""):
+def lowered(seeds: range, target: str, sizes: str, options: str = "", strided: bool = False):
     """Programs that the target takes, each as read and with what it should give; no more than half are refused."""
     programs, refused = [], 0
     for seed in seeds:
-        made = drawn(seed, sizes, options)
+        made = drawn(seed, sizes, options, strided)
         program = made.program
         try:
             expected = wanted(made, program)
@@ -50,17 +51,19 @@ def lowered(seeds: range, target: str, sizes: str, options: str = ""):
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
 @pytest.mark.parametrize("sizes", ["small", "tiled"])
-def test_cuda_lowers_or_refuses(target, sizes):
+@pytest.mark.parametrize("strided", [False, True])
+def test_cuda_lowers_or_refuses(target, sizes, strided):
     """Nothing but a TileError leaves a lowering."""
-    assert lowered(range(15), target, sizes)
+    assert lowered(range(15), target, sizes, strided=strided)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", ["", ', roles="uniform"'], ids=["inferred", "uniform"])
 @pytest.mark.parametrize("sizes", ["small", "tiled"])
+@pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("seeds", [range(first, first + 10) for first in range(0, 40, 10)], ids=str)
-def test_cuda(cuda, store, seeds, sizes, options):
-    programs = lowered(seeds, "cuda", sizes, options)
+def test_cuda(cuda, store, seeds, strided, sizes, options):
+    programs = lowered(seeds, "cuda", sizes, options, strided)
     executables = tile.compile_all([program for _, program, _ in programs], "cuda", store)
     for executable, (made, _, expected) in zip(executables, programs, strict=True):
         judge(executable, made, expected)

@@ -353,3 +353,64 @@ def test_an_operator_whose_output_a_kernel_reads() -> None:
     s, y = made(x)
     torch.testing.assert_close(s, x.sum(1))
     torch.testing.assert_close(y, x / x.sum(1, keepdim=True))
+
+
+# ---- Tensors with strides -------------------------------------------------------------------------------------------
+
+
+def with_strides():
+    @T.prim_func
+    def shares(a: T.handle, b: T.handle, w: T.handle):
+        m, lda, ldb = T.int32(), T.int32(), T.int32()
+        A = T.match_buffer(a, (m, 64), "float32", strides=(lda, 1))
+        B = T.match_buffer(b, (m, 64), "float32", strides=(1, ldb))
+        W = T.match_buffer(w, (m,), "float32", strides=(lda,))
+        total = tile.scratch((m,), "float32")
+        with tile.kernel(tile.cdiv(m, 8)) as i:
+            x = tile.fragment((8, 64), "float32")
+            s = tile.fragment((8,), "float32")
+            tile.copy(A[i * 8, 0], x)
+            tile.sum(x, s)
+            tile.copy(s, total[i * 8])
+        with tile.kernel(m) as j, tile.parallel(64) as x:
+            B[j, x] = A[j, x] * total[j] + W[j]
+
+    return shares
+
+
+def strided_tensors(rng, rows=37):
+    """A and W as columns of a larger tensor, and B turned; what lies around them is kept."""
+    large = rng.integers(-4, 5, (rows, 80)).astype("float32")
+    turned = np.full((64, rows + 3), 77, "float32")
+    return large, turned, (large[:, 8:72], turned[:, :rows].T, large[:, 75])
+
+
+def test_tensors_with_strides(tmp_path):
+    large, turned, (a, b, w) = strided_tensors(np.random.default_rng(6))
+    kept = large.copy()
+    want = a.astype("float64") * a.sum(axis=1, dtype="float64")[:, None] + w[:, None]
+    np.testing.assert_array_equal(interpret(with_strides(), a, b, w)[1], want)
+    tile.compile(with_strides(), "llvm", Cache(tmp_path))(a, b, w)
+    np.testing.assert_array_equal(b, want)
+    np.testing.assert_array_equal(large, kept)
+    assert (turned[:, len(a) :] == 77).all()
+    with pytest.raises(InputError, match="elements overlap"):
+        tile.compile(with_strides(), "llvm", Cache(tmp_path))(a, np.lib.stride_tricks.as_strided(b, b.shape, (4, 4)), w)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_kernels_share_the_function_s_tensors(target, tmp_path):
+    read = tile.read_sequence(with_strides())
+    assert {param for kernel in read.kernels for param in kernel.func.params if tirx.is_buffer_var(param)} == {
+        param.buffer for param in (*read.params, *read.scratch)
+    }
+    assert "with strides (lda, 1)" in str(read)
+    assert tile.compile(with_strides(), target, Cache(tmp_path)).source.count("__global__ void") >= 2
+
+
+@pytest.mark.gpu
+def test_tensors_with_strides_on_a_gpu(cuda, tmp_path):
+    large, _, (a, b, w) = strided_tensors(np.random.default_rng(7))
+    want = a.astype("float64") * a.sum(axis=1, dtype="float64")[:, None] + w[:, None]
+    tile.compile(with_strides(), "cuda", Cache(tmp_path))(a, b, w)
+    np.testing.assert_array_equal(b, want)

@@ -4,7 +4,7 @@ Written against apache-tvm 0.27.0.post1. Everything else in the package uses ups
 new release is met here and nowhere else. There is a module for each part of upstream; what they give is asked for here.
 """
 
-from tvm_axe._tvm.arrays import as_array, as_tensor, device_tensor
+from tvm_axe._tvm.arrays import as_array, as_tensor, device_tensor, restrided
 from tvm_axe._tvm.building import (
     build_cuda,
     build_relax,
@@ -159,6 +159,7 @@ __all__ = [
     "relax_dispatching",
     "relax_lowering",
     "rename_block",
+    "restrided",
     "rpc_connect",
     "rpc_function",
     "rpc_greet",

@@ -24,15 +24,16 @@ class _Import:
 
     def __dlpack__(self, **options: Any) -> Any:
         array = self._array.view(f"u{self._array.itemsize}")
-        # numpy calls a single slab dense whatever its distance to the next, and before 2.3 exports no strides then; of
-        # two slabs it does, and nothing is read to export them.
-        alone = array.ndim > 1 and array.shape[0] == 1
+        # numpy takes no notice of strides along dimensions of one element, calls such arrays dense, and exports no
+        # strides then; of two elements that aren't neighbours it does, and nothing is read to export them.
+        alone = array.ndim > 1 and 1 in array.shape
         if alone:
-            array = np.lib.stride_tricks.as_strided(array, (2, *array.shape[1:]), self._array.strides)
+            array = np.lib.stride_tricks.as_strided(array, (2,) * array.ndim, (2 * array.itemsize,) * array.ndim)
         capsule = array.__dlpack__()
         tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
         if alone:
-            tensor.shape[0] = 1
+            for dimension, (extent, stride) in enumerate(zip(self._array.shape, self._array.strides)):
+                tensor.shape[dimension], tensor.strides[dimension] = extent, stride // array.itemsize
         dtype = tvm_ffi.dtype(self._array.dtype.name)
         tensor.code, tensor.bits = int(dtype.type_code), dtype.bits
         return capsule
@@ -65,12 +66,19 @@ class _DLTensor(ctypes.Structure):
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
     )
 
 
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
+
+
+def restrided(array: np.ndarray, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """A view of an array's memory, of whatever type; `strides` are in bytes. numpy's own knows no small floats."""
+    words = array.view(f"u{array.itemsize}")
+    return np.lib.stride_tricks.as_strided(words, tuple(shape), tuple(strides)).view(array.dtype)
 
 
 def as_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
@@ -83,7 +91,7 @@ def device_tensor(
 ) -> tvm_ffi.Tensor:
     """A tensor over memory of a device that somebody else keeps; `strides` are in bytes."""
     # An array of that shape, which nobody reads.
-    stand_in = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), tuple(shape), tuple(strides))
+    stand_in = restrided(np.zeros(1, dtype), shape, strides)
     return tvm_ffi.from_dlpack(_Elsewhere(stand_in, address, (device.dlpack_device_type(), device.index)))
 
 

@@ -308,7 +308,8 @@ def lowered_on(
     Raises
     ------
     ScheduleError
-        A buffer isn't dense, or hasn't as many elements as the tensor; the program assumes something of sizes.
+        A buffer isn't dense, or hasn't as many elements as the tensor; a tensor has strides; the program assumes
+        something of sizes.
     TileError
         The target can't run the program.
     """
@@ -317,6 +318,12 @@ def lowered_on(
         raise ScheduleError(
             f"{program.name}: it assumes {given}, which nothing checks in a kernel of another function; valid is a "
             "program of known sizes, or tile.compile"
+        )
+    strided = next((tile for tile in program.params if tile.strides is not None), None)
+    if strided is not None:
+        raise ScheduleError(
+            f"{program.name}: {strided}, and buffers of another function are dense; valid is a program of tensors in "
+            "row-major order, or tile.compile"
         )
     decided = lowering.plan(program, target)
     lowered = lowering.emit(decided)

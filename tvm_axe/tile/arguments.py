@@ -17,6 +17,7 @@ from tvm_axe.errors import InputError
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.machines import Backend
 from tvm_axe.tile.assuming import Assumption, find_broken
+from tvm_axe.tile.given import Given, settle
 from tvm_axe.tile.program import TileProgram, TileSequence
 
 
@@ -24,7 +25,8 @@ from tvm_axe.tile.program import TileProgram, TileSequence
 class Parameter:
     """A tensor that a program takes; extents may be variables, which the first tensor that has them decides.
 
-    Of a mesh tensor, the slabs along dimension 0 may lie any distance apart.
+    Of a mesh tensor, the slabs along dimension 0 may lie any distance apart. `strides` are those of a tensor that isn't
+    row-major, in elements, numbers or expressions.
     """
 
     name: str
@@ -32,14 +34,27 @@ class Parameter:
     dtype: str
     is_output: bool
     is_mesh: bool = False
+    strides: tuple[int | tirx.Expr, ...] | None = None
 
     @functools.cached_property
     def fixed(self) -> tuple[int, ...] | None:
         """The shape, if it has no variables."""
         return tuple(map(int, self.shape)) if all(isinstance(extent, int) for extent in self.shape) else None
 
+    @functools.cached_property
+    def steps(self) -> tuple[Any, ...]:
+        """The strides, those that are a variable as its name; none of a tensor in row-major order."""
+        return tuple(str(each.name) if isinstance(each, tirx.Var) else each for each in self.strides or ())
+
+    @functools.cached_property
+    def is_wide(self) -> bool:
+        """Whether its places are counted in int64."""
+        sizes = [each for each in (*self.shape, *(self.strides or ())) if not isinstance(each, int)]
+        return any(str(each.ty) == "int64" for each in sizes) if sizes else self.strides is not None
+
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+        apart = "" if self.strides is None else f" with strides ({', '.join(map(str, self.strides))})"
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]{apart}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ def parameters(program: TileProgram | TileSequence) -> tuple[Parameter | Scalar,
     """The parameters of a tile program, in order."""
     written = {tile.buffer for node in program.nodes() for tile in node.writes}
     found: dict[tirx.Var, Parameter | Scalar] = {
-        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile.buffer in written, tile.is_mesh)
+        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile.buffer in written, tile.is_mesh, tile.strides)
         for tile in program.params
     }
     for scalar in program.scalars:
@@ -91,7 +106,7 @@ class Binder:
     backend : Backend
         What it was compiled by, which says where it runs and how tensors are aligned.
     assumptions : sequence of Assumption, optional
-        What it takes for granted of its open extents and its scalars.
+        What it takes for granted of its open sizes and its scalars.
     """
 
     def __init__(
@@ -104,15 +119,16 @@ class Binder:
         self.name, self.params, self.backend = name, tuple(params), backend
         self.assumptions = tuple(assumptions)
         self._device = tvm.runtime.device(backend.device)
-        meshes = any(isinstance(param, Parameter) and param.is_mesh for param in params)
-        self._is_checked = not meshes and not self.assumptions
+        tensors = [param for param in params if isinstance(param, Parameter)]
+        self._has_strides = any(param.strides is not None for param in tensors)
+        self._is_checked = not (any(param.is_mesh for param in tensors) or self._has_strides or self.assumptions)
 
     def quick(self, given: Sequence[Any]) -> list[Any] | None:
         """What to call the function with if it refuses by itself all that `bind` would; None if it may not.
 
         A compiled function looks at the number of its arguments and at each tensor's type, extents, strides and device,
         in a fraction of the time that it takes here. It knows nothing of where a tensor begins, of the limits of a
-        number, of what a program assumes and of a mesh's slabs.
+        number, of what a program assumes, of a mesh's slabs, and of elements that overlap.
 
         Raises
         ------
@@ -142,7 +158,7 @@ class Binder:
         ------
         InputError
             The number of arguments is wrong, or a type, dtype, shape, device or memory order doesn't fit; a scalar
-            is no number of its type; a size isn't as the program assumes.
+            is no number of its type; a size isn't as the program assumes; elements of what is written overlap.
         """
         if len(given) != len(self.params):
             takes = ", ".join(map(str, self.params))
@@ -150,25 +166,52 @@ class Binder:
             raise InputError(f"{self.name} takes {len(self.params)} {what} ({takes}); got {len(given)}")
         extents: dict[str, tuple[int, str]] = {}
         scalars: dict[str, int | float] = {}
-        values, afterwards, copied = [], [], []
+        values: list[Any] = []
         for param, value in zip(self.params, given):
             if isinstance(param, Scalar):
-                values.append(self._scalar(param, value))
-                scalars[param.name] = values[-1]
+                value = scalars[param.name] = self._scalar(param, value)
             elif isinstance(value, np.ndarray):
                 self._check(param, value.shape, str(value.dtype), extents)
-                if self._is_in_place(param, value):
-                    values.append(_tvm.as_tensor(value))
-                    continue
-                bound, after = self._copied(param, value)
-                values.append(bound)
-                afterwards += after
-                copied.append(param.name)
             else:
-                values.append(self._tensor(param, value, extents))
+                value = self._tensor(param, value, extents)
+            values.append(value)
+        if self._has_strides:
+            extents |= self._settle(values, extents, scalars)
+        afterwards: list[Callable[[], None]] = []
+        copied = []
+        for at, (param, value) in enumerate(zip(self.params, values)):
+            if not isinstance(value, np.ndarray):
+                continue
+            assert isinstance(param, Parameter), param
+            if self._is_in_place(param, value):
+                values[at] = _tvm.as_tensor(value)
+                continue
+            values[at], after = self._copied(param, value)
+            afterwards += after
+            copied.append(param.name)
         if self.assumptions:
             self._check_assumed(extents, scalars)
         return Arguments(tuple(values), tuple(afterwards), tuple(copied))
+
+    def _settle(
+        self, values: list[Any], extents: Mapping[str, tuple[int, str]], scalars: Mapping[str, int | float]
+    ) -> dict[str, tuple[int, str]]:
+        """Check the strides of tensors, put views in their place where one element is along a dimension, return sizes.
+
+        These are what strides are variables of, by name, and in which tensor.
+        """
+        places = [at for at, param in enumerate(self.params) if isinstance(param, Parameter) and param.strides]
+        tensors = []
+        for at in places:
+            param, value = self.params[at], values[at]
+            assert isinstance(param, Parameter), param
+            tensors.append(Given(param, tuple(map(int, value.shape)), _strides_of(self.name, param, value)))
+        sizes = {name: extent for name, (extent, _) in extents.items()}
+        wanted, found = settle(self.name, tensors, {**sizes, **scalars}, self.assumptions)
+        for at, given, strides in zip(places, tensors, wanted):
+            if strides != given.strides:
+                values[at] = _with_strides(self.name, given, values[at], strides)
+        return found
 
     def _check_assumed(self, extents: Mapping[str, tuple[int, str]], scalars: Mapping[str, int | float]) -> None:
         sizes: dict[str, int | float] = {name: extent for name, (extent, _) in extents.items()}
@@ -219,11 +262,14 @@ class Binder:
         """Whether the function can run on an array's own memory."""
         if param.is_output and not array.flags.writeable:
             raise InputError(f"{self.name} writes {param.name}; got a read-only array")
-        dense = array.flags.c_contiguous and array.flags.writeable
-        return self.backend.on_host and dense and array.ctypes.data % self.backend.alignment == 0
+        fits = array.flags.writeable and (param.strides is not None or array.flags.c_contiguous)
+        # The strides that numpy gives an array without an element aren't those of a dense one.
+        return self.backend.on_host and fits and array.size > 0 and array.ctypes.data % self.backend.alignment == 0
 
     def _copied(self, param: Parameter, array: np.ndarray) -> tuple[Any, list[Callable[[], None]]]:
         """A copy of an array where the function runs, and what brings back what is written to it."""
+        if param.strides is not None:
+            return self._copied_apart(param, array)
         host = tvm.runtime.empty(array.shape, param.dtype)
         view = _tvm.as_array(host)
         view[...] = array
@@ -237,6 +283,25 @@ class Binder:
             np.copyto(array, view)
 
         return tensor, [fetch] if param.is_output else []
+
+    def _copied_apart(self, param: Parameter, array: np.ndarray) -> tuple[Any, list[Callable[[], None]]]:
+        """The same of an array with strides, whose elements lie as far apart in the copy."""
+        reach = sum((extent - 1) * stride for extent, stride in zip(array.shape, array.strides)) // array.itemsize
+        host = tvm.runtime.empty((reach + 1 if array.size else 1,), param.dtype)
+        view = _tvm.restrided(_tvm.as_array(host), array.shape, array.strides)
+        view[...] = array
+        if self.backend.on_host:
+            return _tvm.as_tensor(view), [lambda: np.copyto(array, view)] if param.is_output else []
+        memory = tvm.runtime.empty(host.shape, param.dtype, self._device)
+        host.copyto(memory)
+        tensor = _tvm.device_tensor(memory.data_ptr(), array.shape, array.strides, array.dtype, self._device)
+
+        def fetch() -> None:  # which keeps the memory, too, that the tensor is a view of
+            if param.is_output:
+                memory.copyto(host)
+                np.copyto(array, view)
+
+        return tensor, [fetch]
 
     def _tensor(self, param: Parameter, value: Any, extents: dict[str, tuple[int, str]]) -> Any:
         """The value itself, which tells the runtime its stream too, once a view of it was checked."""
@@ -257,13 +322,40 @@ class Binder:
         if tensor.device.dlpack_device_type() != self._device.dlpack_device_type():
             raise InputError(f"{self.name} runs on {self.backend.device}; {param.name} is on {tensor.device}")
         self._check(param, tuple(tensor.shape), str(tensor.dtype), extents)
-        if not (_slabs_are_dense(tensor) if param.is_mesh else tensor.is_contiguous()):
+        fits = _slabs_are_dense(tensor) if param.is_mesh else param.strides is not None or tensor.is_contiguous()
+        if not fits:
             what = "of slabs that are dense and apart" if param.is_mesh else "dense"
             raise InputError(f"{self.name}: {param.name} must be {what}, in row-major order")
         alignment = self.backend.alignment
         if tensor.data_ptr() % alignment:
             raise InputError(f"{self.name}: {param.name} must start at a multiple of {alignment} bytes; copy it")
         return value
+
+
+def _strides_of(name: str, param: Parameter, value: Any) -> tuple[int, ...]:
+    """The strides of an array or of a tensor that was checked, in elements."""
+    if not isinstance(value, np.ndarray):
+        tensor = value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value)
+        return tuple(map(int, tensor.strides))
+    if any(stride % value.itemsize for stride in value.strides):
+        raise InputError(
+            f"{name}: {param.name} has strides of {value.strides} bytes; valid are multiples of an element's "
+            f"{value.itemsize}: copy it"
+        )
+    return tuple(stride // value.itemsize for stride in value.strides)
+
+
+def _with_strides(name: str, given: Given, value: Any, strides: tuple[int, ...]) -> Any:
+    """A view of an array or a tensor with strides that differ along dimensions of one element alone."""
+    if isinstance(value, np.ndarray):
+        return _tvm.restrided(value, value.shape, [stride * value.itemsize for stride in strides])
+    if hasattr(value, "as_strided"):  # a tensor of PyTorch's
+        return value.as_strided(value.shape, strides, value.storage_offset())
+    raise InputError(
+        f"{name}: {given.param.name} has the strides {given.strides}, and is taken with {strides}, which along "
+        "dimensions of one element are as good; valid are those, or an array or a tensor of PyTorch's, of which views "
+        "are made"
+    )
 
 
 def _slabs_are_dense(tensor: Any) -> bool:

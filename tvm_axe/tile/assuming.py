@@ -1,8 +1,8 @@
 """What a tile program may take for granted of its sizes: `assume`, and the facts that it becomes.
 
-Extents that a function leaves open, and its scalar parameters, may be any number, so that nothing is known of where a
-row begins: no vector is loaded from it, and TMA, which wants rows 16 bytes apart, not at all. A program says what it is
-called with, and is called with nothing else:
+Extents and strides that a function leaves open, and its scalar parameters, may be any number, so that nothing is known
+of where a row begins: no vector is loaded from it, and TMA, which wants rows 16 bytes apart, not at all. A program says
+what it is called with, and is called with nothing else:
 
 >>> from tvm.script import tirx as T
 >>> from tvm_axe import tile
@@ -38,13 +38,16 @@ from tvm.script import tirx as T
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.calls import called
+from tvm_axe.tile.strides import own_strides
 
 __all__ = ["Assumption", "assume", "assumptions_of", "bind_assumed", "find_broken", "multiples", "separated"]
 
 ASSUME = "axe.assume"
 """Name of the call that `assume` becomes, of the condition."""
 
-_VALID = "valid are x % number == 0 and comparisons of x with a number, and `and` of these, of an extent or a scalar x"
+_VALID = (
+    "valid are x % number == 0 and comparisons of x with a number, and `and` of these, of an extent, stride or scalar"
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Assumption:
     Attributes
     ----------
     var : Var
-        The extent or the scalar parameter.
+        The extent, the stride or the scalar parameter.
     divisor : int
         What it is a multiple of; 1 if nothing is said of that.
     least, most : int or None
@@ -91,7 +94,8 @@ def assume(condition: Any) -> Any:
     ----------
     condition : Expr
         ``x % number == 0``, a comparison of x with a number (``<``, ``<=``, ``>``, ``>=``), or several joined by
-        ``tirx.all``; x is an extent that the function leaves open, or a scalar parameter. A number may be a knob.
+        ``tirx.all``; x is an extent or a stride that the function leaves open, or a scalar parameter. A number may be a
+        knob.
 
     Raises
     ------
@@ -111,7 +115,7 @@ def assumptions_of(func: tirx.PrimFunc) -> tuple[tuple[Assumption, ...], tirx.St
     Raises
     ------
     TileError
-        A condition of another form, or on what is no extent and no scalar parameter; no number is left that all
+        A condition of another form, or on what is no extent, stride or scalar parameter; no number is left that all
         assumptions allow.
     """
     conditions: list[tirx.Expr] = []
@@ -132,7 +136,8 @@ def assumptions_of(func: tirx.PrimFunc) -> tuple[tuple[Assumption, ...], tirx.St
     open_ = [param for param in func.params if not tirx.is_buffer_var(param)]
     for param in func.params:
         if tirx.is_buffer_var(param):
-            open_ += [extent for extent in param.shape if isinstance(extent, tirx.Var)]
+            sizes = (*param.shape, *(own_strides(param) or ()))
+            open_ += [each for each in sizes if isinstance(each, tirx.Var)]
     found = tuple(fact for condition in conditions for fact in _facts(condition, condition, frozenset(open_)))
     for var in {fact.var for fact in found}:
         _check_possible(var, [fact for fact in found if fact.var.same_as(var)])
@@ -203,7 +208,7 @@ def _facts(condition: Any, whole: Any, open_: frozenset[tirx.Var]) -> list[Assum
         raise TileError(f"assume: {whole}; {_VALID}")
     if found.var not in open_:
         names = ", ".join(sorted({str(var.name) for var in open_})) or "none"
-        raise TileError(f"assume: {whole}: {found.name} is no extent and no scalar parameter; there are: {names}")
+        raise TileError(f"assume: {whole}: {found.name} is no extent, stride or scalar parameter; there are: {names}")
     return [found]
 
 

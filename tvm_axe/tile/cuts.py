@@ -91,16 +91,16 @@ def _part(
     tensors = [*filter(tirx.is_buffer_var, func.params), *scratch]
     kept = {tensor for tensor in tensors if tensor in used}
     for tensor in kept:
-        used |= variables_in(*tensor.shape)
-    # An extent is known from a tensor that has it, also where the kernel touches none that does.
-    while missing := (_extents(tensors) & used) - _extents(kept):
-        tensor = next(tensor for tensor in tensors if _extents([tensor]) & missing)
+        used |= variables_in(*tensor.shape, *tensor.strides)
+    # A size is known from a tensor that has it, also where the kernel touches none that does.
+    while missing := (_sizes(tensors) & used) - _sizes(kept):
+        tensor = next(tensor for tensor in tensors if _sizes([tensor]) & missing)
         kept.add(tensor)
-        used |= variables_in(*tensor.shape)
+        used |= variables_in(*tensor.shape, *tensor.strides)
     params = [
         param for param in (*func.params, *scratch) if (param in kept if tirx.is_buffer_var(param) else param in used)
     ]
-    known = _extents(kept) | {param for param in params if not tirx.is_buffer_var(param)}
+    known = _sizes(kept) | {param for param in params if not tirx.is_buffer_var(param)}
     said = [
         tirx.Evaluate(tirx.call_extern("int32", ASSUME, condition))
         for condition in assumed
@@ -134,6 +134,13 @@ def _check_scratch(func: tirx.PrimFunc, scratch: list[tirx.Buffer]) -> None:
 def _extents(tensors: Iterable[tirx.Buffer]) -> frozenset[tirx.Var]:
     """The variables that are extents of tensors, which a caller's tensors give a value."""
     return frozenset(extent for tensor in tensors for extent in tensor.shape if isinstance(extent, tirx.Var))
+
+
+def _sizes(tensors: Iterable[tirx.Buffer]) -> frozenset[tirx.Var]:
+    """The variables that are extents or strides of tensors, which a caller's tensors give a value."""
+    tensors = list(tensors)
+    steps = frozenset(stride for tensor in tensors for stride in tensor.strides if isinstance(stride, tirx.Var))
+    return _extents(tensors) | steps
 
 
 def _is_scratch(buffer: tirx.Buffer) -> bool:

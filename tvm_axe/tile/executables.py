@@ -34,7 +34,8 @@ class TileExecutable:
 
     Tensors are numpy arrays, TVM's tensors or anything else with ``__dlpack__``, such as PyTorch's. On a GPU, tensors
     that are there are used where they are, on PyTorch's current stream, and the call returns at once; numpy arrays are
-    copied there and back.
+    copied there and back. Tensors are dense, in row-major order, and arrays in another are copied too; those of a
+    parameter with strides have its strides, arrays as well, but along dimensions of one element, where they may be any.
 
     Attributes
     ----------
@@ -87,8 +88,8 @@ class TileExecutable:
         if bound.copied:
             raise InputError(
                 f"{self.name}: {', '.join(bound.copied)} would be copied for each run; bind takes tensors of "
-                f"{self._backend.device}, and on a CPU arrays that are dense, writable and begin at a multiple of "
-                f"{self._backend.alignment} bytes"
+                f"{self._backend.device}, and on a CPU arrays that are dense or have the parameter's strides, are "
+                f"writable and begin at a multiple of {self._backend.alignment} bytes"
             )
         return functools.partial(self._function, *bound.values)
 
@@ -164,7 +165,9 @@ class TileExecutable:
 
         In C++, ``tvm::ffi::Module::LoadFromFile(path)->GetFunction(name).value()`` is a function that takes a
         ``DLTensor*`` for each tensor and a number for each scalar, and throws ``tvm::ffi::Error`` where they don't fit.
-        Tensors begin at a multiple of 64 bytes, as TVM allocates them, which on a CPU nobody checks.
+        Tensors begin at a multiple of 64 bytes, as TVM allocates them, which on a CPU nobody checks, and sizes are as
+        the program assumes (`tvm_axe.tile.assume`), which nobody checks at all. Strides are a parameter's along all
+        dimensions, those of one element too; where elements of what is written overlap, it throws.
         Such programs link libtvm_ffi and TVM's runtime, libtvm_runtime, which has the threads; a kernel for a GPU needs
         that GPU's, such as libtvm_runtime_cuda, too, and is exported where such a GPU is. There scratch of several
         kernels is the runtime's workspace of the calling thread, whose calls have to be on one stream, or in an order.

@@ -28,7 +28,9 @@ In a `copy`, ``A[m * 128, k * 64]`` names the tile that starts there, of the oth
 full. A tile may reach over the end of a tensor in global memory: what lies outside reads as zero and is not written.
 
 Parameters of the function are tensors and scalars, such as the number of the device that runs: ``me: T.int32``. A
-scalar is used wherever an integer or a number is; it is the same for all blocks.
+scalar is used wherever an integer or a number is; it is the same for all blocks. A tensor is row-major, each element
+right behind the one before, unless it has strides: columns of a larger one, a transposed one, a row for all
+(`tvm_axe.tile.strides`).
 
 Kernels that run at once, on one device or on several whose memory each other addresses, meet in flags: int32 in global
 memory that are 0 to begin with. `tvm_axe.tile.flags` has their words: `signal` sets flags, and `wait` goes on when they
@@ -57,7 +59,7 @@ in a row, by `argmax`, `argmin`, `sort` and `top_k`, and sums up to each element
 Random numbers of counters: `tvm_axe.tile.philox`. What a kernel has is printed from it by `tvm_axe.tile.printing`.
 
 Numbers that are to be tried out, such as the extents of tiles, are left open by `tvm_axe.tile.knobs`. Sizes that
-callers choose are variables of the tensors' shapes; what they have in common is said by `assume`
+callers choose are variables of the tensors' shapes and strides; what they have in common is said by `assume`
 (`tvm_axe.tile.assuming`), so that rows are loaded by TMA and vectors as where sizes are known.
 
 Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.

@@ -14,6 +14,7 @@ from tvm_axe.tile.plans import Decision, Plan, SequencePlan
 from tvm_axe.tile.program import TileProgram, TileSequence
 from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.sequencing import in_sequence
+from tvm_axe.tile.strides import with_checks
 
 Written: TypeAlias = tirx.PrimFunc | TileProgram | TileSequence
 """A tile program, as written or as read."""
@@ -84,7 +85,8 @@ def emit(decided: Plan, apart: int = 1) -> tirx.PrimFunc:
     `apart` is how many slabs of a mesh tensor there are from a device's to the next one's along the program's axis:
     more than one where the mesh has axes behind that one (`tvm_axe.collective.tensor.peers_of`).
     """
-    return tile_backend_of(decided.target).emit(decided, apart)
+    written = {tile: None for node in decided.program.body for tile in node.writes}
+    return with_checks(tile_backend_of(decided.target).emit(decided, apart), written)
 
 
 def explain(program: Written, target: str | Target) -> str:

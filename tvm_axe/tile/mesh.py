@@ -75,8 +75,21 @@ def mesh_tensor(shape: Sequence[int], dtype: str) -> Any:
 
 
 def is_mesh_tensor(buffer: tirx.Buffer) -> bool:
-    """Whether a parameter is what `mesh_tensor` makes: its slabs lie a variable distance apart."""
-    return len(buffer.strides) > 1 and isinstance(buffer.strides[0], tirx.Var)
+    """Whether a parameter is what `mesh_tensor` makes: dense slabs a variable distance apart, all counted in int64."""
+    if len(buffer.strides) < 2 or not isinstance(buffer.strides[0], tirx.Var):
+        return False
+    shape, steps = list(map(constant, buffer.shape)), list(map(constant, buffer.strides[1:]))
+    if {str(each.ty) for each in (*buffer.shape, *buffer.strides)} != {"int64"} or _is_laid_out(buffer):
+        return False
+    return all(isinstance(extent, int) for extent in shape) and steps == list(dense_strides(shape)[1:])
+
+
+def _is_laid_out(buffer: tirx.Buffer) -> bool:
+    """Whether the layout has the distance, too, as of a tensor with strides (`tvm_axe.tile.strides.laid_out`)."""
+    found: list[tirx.Var] = []
+    if buffer.layout is not None:
+        tvm_ffi.structural_walk(buffer.layout, (tirx.Var, found.append))
+    return bool(found)
 
 
 def in_pages(func: tirx.PrimFunc, page: int, apart: int = 1) -> tirx.PrimFunc:
@@ -106,7 +119,7 @@ def check_device(device: tirx.Var | None, params: Sequence[Tile], scalars: Seque
         if tensors:
             raise TileError(
                 f"{tensors[0]}: a mesh tensor, and the kernel isn't told which device runs; valid is "
-                "tile.kernel(..., device=me) with an int32 parameter `me`"
+                "tile.kernel(..., device=me) with an int32 parameter `me`; a tensor with strides has extents of int32"
             )
         return
     if not any(device.same_as(scalar) for scalar in scalars) or str(device.ty) != "int32":
@@ -115,6 +128,12 @@ def check_device(device: tirx.Var | None, params: Sequence[Tile], scalars: Seque
         raise TileError(
             f"kernel: device={device.name}, and no parameter is a mesh tensor, which says how many devices there are; "
             "valid is tile.mesh_tensor((devices, ...), dtype), or a kernel without `device`"
+        )
+    strided = next((tile for tile in params if tile.strides is not None), None)
+    if strided is not None:
+        raise TileError(
+            f"{strided}: a tensor with strides in a program of a mesh, whose workers hold dense ones; valid is a dense "
+            "tensor, in row-major order, of which the program indexes a part"
         )
     other = next((tile for tile in tensors if tile.shape[0] != tensors[0].shape[0]), None)
     if other is not None:

@@ -14,8 +14,8 @@ from tvm_axe.machines import kinds_by_device
 from tvm_axe.tile.arguments import Parameter, Scalar, parameters
 from tvm_axe.tile.build import compile_all
 from tvm_axe.tile.executables import TileExecutable
+from tvm_axe.tile.given import number_of
 from tvm_axe.tile.lowering import Written
-from tvm_axe.tile.points import evaluate
 from tvm_axe.tile.program import TileProgram, TileSequence
 from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.walking import variables_in
@@ -35,6 +35,9 @@ def operator(
     new ones that it writes: one, or a tuple in that order. A program is compiled at the first call for a device, CPU or
     GPU, and runs on PyTorch's current stream. The operator is PyTorch's own (``torch.ops.mine.scale``), so it works
     under ``torch.compile``, in exported programs and with ``torch.library.opcheck``.
+
+    Tensors that aren't dense are copied, but for parameters with strides (`tvm_axe.tile.strides`), whose tensors have
+    these; results of such parameters have their strides, too.
 
     Several programs are one operator: what one leaves for the next is scratch. For a kernel of `tvm_axe.tile.kernels`
     give its recipe's ``programs`` and ``outputs``. A function of several kernels is one program.
@@ -168,15 +171,18 @@ class _Operator:
 
     def _check_sizes(self) -> None:
         known = {
-            str(extent.name) for param in self._tensors() for extent in param.shape if isinstance(extent, tirx.Var)
+            str(size.name)
+            for param in self._tensors()
+            for size in (*param.shape, *(param.strides or ()))
+            if isinstance(size, tirx.Var)
         }
         for param in self._written.values():
-            for extent in param.shape:
-                unknown = sorted({str(var.name) for var in variables_in(extent)} - known)
+            for size in (*param.shape, *(param.strides or ())):
+                unknown = sorted({str(var.name) for var in variables_in(size)} - known)
                 if unknown:
                     raise TileError(
-                        f"operator: {', '.join(unknown)} of {param} is the size of no input, so nobody knows how large "
-                        f"{param.name} is"
+                        f"operator: {', '.join(unknown)} of {param} is the size of no input, nor a stride, so nobody "
+                        f"knows how large {param.name} is"
                     )
 
     def _tensors(self) -> Iterable[Parameter]:
@@ -196,7 +202,7 @@ class _Operator:
         """New tensors, filled by the programs."""
         device = self._device(arguments)
         executables = self._executables(device)
-        values = dict(zip(self.taken, (_dense(value) for value in arguments)))
+        values = {name: _fitting(param, value) for (name, param), value in zip(self.taken.items(), arguments)}
         values |= self._new(self._written.values(), values, device)
         for executable, own in zip(executables, self._own):
             executable(*(values[param.name] for param in own))
@@ -239,12 +245,20 @@ class _Operator:
             for own, extent in zip(param.shape, given):
                 if isinstance(own, tirx.Var):
                     sizes.setdefault(str(own.name), extent)
-        return {
-            param.name: torch.empty(
-                [_size(extent, sizes) for extent in param.shape], dtype=getattr(torch, param.dtype), device=device
-            )
-            for param in params
-        }
+        for param in self._tensors():
+            for own, stride in zip(param.strides or (), values[param.name].stride() if param.strides else ()):
+                if isinstance(own, tirx.Var):
+                    sizes.setdefault(str(own.name), stride)
+        found = {}
+        for param in params:
+            shape, options = [_size(extent, sizes) for extent in param.shape], {"device": device}
+            options["dtype"] = getattr(torch, param.dtype)
+            if param.strides is None:
+                found[param.name] = torch.empty(shape, **options)
+            else:
+                strides = [_size(stride, sizes) for stride in param.strides]
+                found[param.name] = torch.empty_strided(shape, strides, **options)
+        return found
 
 
 def _read(program: TileProgram | TileSequence) -> set[str]:
@@ -326,18 +340,24 @@ def _zeros(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def _dense(value: Any) -> Any:
-    """A tensor as programs take them: dense, and aligned; anything else as it is."""
+def _fitting(param: Parameter | Scalar, value: Any) -> Any:
+    """A tensor as programs take them: dense, but for one with strides, and aligned; anything else as it is."""
     if not hasattr(value, "contiguous"):
         return value
-    dense = value.contiguous()
-    return dense.clone() if dense.data_ptr() % _ALIGNED else dense
+    if isinstance(param, Scalar) or param.strides is None:
+        dense = value.contiguous()
+        return dense.clone() if dense.data_ptr() % _ALIGNED else dense
+    if value.data_ptr() % _ALIGNED == 0 or not value.numel():
+        return value
+    reach = sum((extent - 1) * stride for extent, stride in zip(value.shape, value.stride()))
+    memory = value.as_strided((reach + 1,), (1,), value.storage_offset()).clone()
+    return memory.as_strided(value.shape, value.stride())
 
 
-def _size(extent: Any, sizes: Mapping[str, Any]) -> Any:
-    """An extent as a number, of what the inputs say its variables are."""
-    if isinstance(extent, int):
-        return extent
-    if isinstance(extent, tirx.Var):
-        return sizes[str(extent.name)]
-    return int(evaluate(extent, {var: int(sizes[str(var.name)]) for var in variables_in(extent)}))
+def _size(size: Any, sizes: Mapping[str, Any]) -> Any:
+    """An extent or a stride as a number, of what the inputs say its variables are."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, tirx.Var):
+        return sizes[str(size.name)]
+    return number_of(size, sizes)

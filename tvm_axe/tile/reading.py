@@ -46,6 +46,7 @@ from tvm_axe.tile.printing import PRINT, parts
 from tvm_axe.tile.program import TileProgram, name_of
 from tvm_axe.tile.reducers import REDUCER, check_reducer, without_choices
 from tvm_axe.tile.regions import Region, Tile, constant
+from tvm_axe.tile.strides import check_strides, laid_out, own_strides
 from tvm_axe.tile.walking import tiles_of
 
 _OPERATION = "tirx.tile."
@@ -75,9 +76,9 @@ class Reader:
                     raise TileError(f"parameter {param.name}: {param.ty}; valid scalars are {', '.join(SCALARS)}")
                 scalars.append(param)
                 continue
-            _dense(param)
             shape = tuple(constant(extent) for extent in param.shape)
-            tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh_tensor(param))
+            is_mesh, strides = is_mesh_tensor(param), own_strides(param)
+            tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh, strides=strides)
             self.known[param] = tile
             params.append(tile)
         return tuple(params), tuple(scalars)
@@ -93,6 +94,7 @@ class Reader:
         if device is not None and any(each.var.same_as(device) for each in assumptions):
             raise TileError(f"assume: {device.name} is the device that runs, 0 to the mesh tensors' number of them")
         nodes = self._nodes(stmt)
+        check_strides(params, {tile for node in nodes for tile in node.writes}, scalars)
         return TileProgram(
             self.func,
             params,
@@ -361,46 +363,48 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
     InputError
         There is no such knob or value, or the program doesn't allow them together.
     TileError
-        A `tile.assume` of another form; a parameter with strides or an offset, or outside of global memory; mesh
-        tensors of different numbers of devices, or without the device's coordinate; no kernel, or statements beside it,
-        or several or scratch (`tvm_axe.tile.read_sequence`); a statement that is none of the language's words; a tile
-        without constant extents; operands whose shapes, scopes or types don't go together; a copy that leaves a tile,
-        or that starts outside of a tensor; an access of `parallel` outside of a tile; points of a `parallel`, or
-        blocks, that race; what is read and was never written; a pipelined loop with more stages than iterations, or
-        whose iterations race on a shared tile; flags that aren't int32 in global memory, lie outside of their tensor,
-        are touched otherwise too, or are set or reset by several blocks; or what is no function.
+        A `tile.assume` of another form; a parameter with an offset, or outside of global memory; strides that are
+        negative, that nothing says, or of what is written and overlaps; mesh tensors of different numbers of devices,
+        beside tensors with strides, or without the device's coordinate; no kernel, or statements beside it, or several
+        or scratch (`tvm_axe.tile.read_sequence`); a statement that is none of the language's words; a tile without
+        constant extents; operands whose shapes, scopes or types don't go together; a copy that leaves a tile, or that
+        starts outside of a tensor; an access of `parallel` outside of a tile; points of a `parallel`, or blocks, that
+        race; what is read and was never written; a pipelined loop with more stages than iterations, or whose iterations
+        race on a shared tile; flags that aren't int32 in global memory, lie outside of their tensor, are touched
+        otherwise too, or are set or reset by several blocks; or what is no function.
     """
     if not isinstance(func, tirx.PrimFunc):
         raise TileError(
             f"a {type(func).__name__} is no tile program; valid is a function, @T.prim_func, with tile.kernel"
         )
     given = dict(knobs or {})
-    program = Reader(settled(func, given)).program(settings(func, given, reason))
+    program = Reader(placed(settled(func, given))).program(settings(func, given, reason))
     check(program)
     return program
 
 
-def _dense(param: tirx.Buffer) -> None:
-    """Refuse a tensor that a caller's tensor can't be: elsewhere than in global memory, or not dense from its start."""
-    scope, strides, offset = str(param.scope()), [*param.strides], param.elem_offset
-    outer = 1 if is_mesh_tensor(param) else 0
+def placed(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function whose parameters lie as their strides say, once they are shown to be what callers have.
+
+    Raises
+    ------
+    TileError
+        One lies elsewhere than in global memory, or not from its first element on; or its strides aren't valid.
+    """
+    for param in filter(tirx.is_buffer_var, func.params):
+        _check_place(param)
+    return laid_out(func)
+
+
+def _check_place(param: tirx.Buffer) -> None:
+    """Refuse a tensor that a caller's tensor can't be: elsewhere than in global memory, or not from its start."""
+    scope, offset = str(param.scope()), param.elem_offset
     if scope != "global":
         raise TileError(
             f"parameter {param.name}: scope {scope!r}; valid are tensors in global memory, from which a tile of that "
             "scope is copied (tile.shared, tile.fragment, tile.local)"
         )
-    dense: list[Any] = [1]
-    for extent in list(param.shape)[:0:-1]:
-        dense.insert(0, dense[0] * extent)
-    analyzer = sym.Analyzer()
-    pairs = list(zip(strides, dense))[outer:]
-    if strides and not all(analyzer.can_prove_equal(stride, step) for stride, step in pairs):
-        raise TileError(
-            f"parameter {param.name}: strides {[str(stride) for stride in strides]}; valid is a dense tensor in "
-            f"row-major order, {[str(step) for step in dense]}, or none given: take the tensor that it is a part of, "
-            "and index that"
-        )
-    if not isinstance(offset, tirx.Var) and not analyzer.can_prove_equal(offset, 0):  # a variable is the caller's
+    if not isinstance(offset, tirx.Var) and not sym.Analyzer().can_prove_equal(offset, 0):  # a variable is the caller's
         raise TileError(
             f"parameter {param.name}: elem_offset {offset}; valid is a tensor from its first element, elem_offset 0: "
             "take all of the tensor, and index from there"

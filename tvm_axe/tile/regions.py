@@ -31,6 +31,9 @@ class Tile:
         The layout as annotated; None is one to be inferred.
     is_mesh : bool
         Whether it is a tensor of the mesh, whose dimension 0 is the device (`tvm_axe.tile.mesh`).
+    strides : tuple or None
+        Of a parameter that isn't row-major, how many elements apart neighbours along each dimension are, constants or
+        expressions; `tvm_axe.tile.strides.strides_of` has those of all others, too.
     """
 
     buffer: tirx.Buffer
@@ -39,6 +42,7 @@ class Tile:
     dtype: str
     layout: Layout | ComposeLayout | None = None
     is_mesh: bool = False
+    strides: tuple | None = None
 
     @property
     def name(self) -> str:
@@ -50,7 +54,9 @@ class Tile:
         return math.prod(self.shape) * tvm_ffi.dtype(self.dtype).bits // 8
 
     def __str__(self) -> str:
-        return f"{'mesh' if self.is_mesh else self.scope} {self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+        apart = "" if self.strides is None else f" with strides ({', '.join(map(str, self.strides))})"
+        of = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{'mesh' if self.is_mesh else self.scope} {self.name}: {of}{apart}"
 
 
 @dataclass(frozen=True, eq=False)

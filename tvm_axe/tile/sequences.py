@@ -50,7 +50,7 @@ from tvm_axe.tile.cuts import cut, is_sequence, unused
 from tvm_axe.tile.knobs import settings, settled
 from tvm_axe.tile.mesh import is_mesh_tensor
 from tvm_axe.tile.program import TileProgram, TileSequence, name_of
-from tvm_axe.tile.reading import Reader, read
+from tvm_axe.tile.reading import Reader, placed, read
 from tvm_axe.tile.regions import Tile, constant
 
 __all__ = ["read_function", "read_sequence"]
@@ -100,7 +100,7 @@ def read_sequence(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, r
             f"{name}: {', '.join(mesh)} of a mesh in a function of several kernels or with tile.scratch; valid is one "
             "kernel a function, and tensors of the caller's for what they share"
         )
-    own = settled(func, knobs or {})
+    own = placed(settled(func, knobs or {}))
     params, scalars = Reader(own).parameters()
     parts = cut(own)
     if parts.scratch and not params:

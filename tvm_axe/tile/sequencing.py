@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm_axe.machines import Built
 from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.plans import Plan, SequencePlan
+from tvm_axe.tile.strides import with_checks
 
 __all__ = ["in_sequence", "kernels_of", "takes_scratch"]
 
@@ -50,9 +51,9 @@ def in_sequence(decided: SequencePlan, given: bool = False) -> tirx.PrimFunc:
     if _NO_ALIAS in attrs:
         attrs[_NO_ALIAS] = alone
     params = [*program.func.params, *(scratch if given else [])]
-    return tirx.PrimFunc(params, tirx.SeqStmt(body) if len(body) > 1 else body[0], program.func.ret_type).with_attrs(
-        {**attrs, "global_symbol": program.name}
-    )
+    func = tirx.PrimFunc(params, tirx.SeqStmt(body) if len(body) > 1 else body[0], program.func.ret_type)
+    written = {tile.buffer: tile for node in program.nodes() for tile in node.writes if tile.scope == "global"}
+    return with_checks(func, written.values()).with_attrs({**attrs, "global_symbol": program.name})
 
 
 def kernels_of(decided: Plan | SequencePlan, built: Built) -> list[tuple[Plan, Built]]:

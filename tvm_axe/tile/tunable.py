@@ -43,7 +43,7 @@ def tunable(func: tirx.PrimFunc) -> tirx.PrimFunc:
         else tirx.Var(str(param.name), param.ty)
         for param in func.params
     ]
-    own = dict(zip(func.params, params))
+    own = dict(zip(program.func.params, params))
     written = {tile.buffer for node in program.nodes() for tile in node.writes}
     read_ = {tile.buffer for node in program.nodes() for tile in node.reads}
     reads, writes = (

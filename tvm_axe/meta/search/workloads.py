@@ -112,6 +112,9 @@ def _why_no_program(func: tirx.PrimFunc) -> str | None:
     if program.scalars:
         names = ", ".join(str(scalar.name) for scalar in program.scalars)
         return f"it takes the scalars {names}, whose values nobody knows here: tune a program that has numbers for them"
+    strided = next((tile for tile in program.params if tile.strides is not None), None)
+    if strided is not None:
+        return f"its parameter {strided.name} has strides, and dense tensors are measured: tune a program of those"
     if any(isinstance(node, Wait) for node in program.nodes()):
         return "it waits for flags, which nobody would set"
     return None

@@ -152,6 +152,12 @@ def from_tile(
     source = program if isinstance(program, TileProgram) else read(func)
     if source.devices > 1:
         raise StreamError(f"tile program {source.name!r}: tensors of a mesh; valid is a program of one device")
+    strided = next((tile for tile in source.params if tile.strides is not None), None)
+    if strided is not None:
+        raise StreamError(
+            f"tile program {source.name!r}: {strided}, and streams load matrices in row-major order; valid is a tensor "
+            "without strides"
+        )
     settled, lines = dict(given or {}), Lines(source)
     tensors = {tile: np.asarray(settled.pop(tile.name)) for tile in source.params if tile.name in settled}
     known = _known(source, settled)

@@ -8,6 +8,7 @@ no more).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -26,6 +27,7 @@ from tvm_axe.tile.targets.cuda.specialized.obstacles import obstacle
 from tvm_axe.tile.targets.cuda.specialized.ordering import OrderError
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.plan import decide as _decide_specialized
+from tvm_axe.tile.targets.cuda.strided import widths
 from tvm_axe.tile.targets.cuda.uniform.emit import lower as _lower_uniform
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
 from tvm_axe.tile.targets.cuda.uniform.plan import decide as _decide_uniform
@@ -43,6 +45,12 @@ def decide(program: TileProgram, target: Target) -> CudaPlan:
         they should.
     """
     check_atomics(program)
+    plan = _decide(program, target)
+    return replace(plan, decisions=(*plan.decisions, *widths(program)))
+
+
+def _decide(program: TileProgram, target: Target) -> CudaPlan:
+    """The same in one of the models."""
     why, roles = obstacle(program, target), program.options.get("roles")
     if why is None and roles is None:
         why = _gathered(program)

@@ -10,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_axe.tile.nodes import Copy, Fill
 from tvm_axe.tile.regions import Region
+from tvm_axe.tile.strides import has_rows
 from tvm_axe.tile.targets.llvm.atomics import join
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.transposes import transpose
@@ -123,7 +124,7 @@ def _across(writer: Writer, dst: _Side, src: _Side) -> int | None:
         return None
     if to.panel[0] != dst.region.dimensions[0] or src.region.dimensions[1] != len(src.region.tile.shape) - 1:
         return None
-    if held is not None and not held.contiguous(src.region.dimensions[1]):
+    if not (has_rows(src.region.tile) if held is None else held.contiguous(src.region.dimensions[1])):
         return None
     return writer.plan.machine.lanes(to.dtype)
 

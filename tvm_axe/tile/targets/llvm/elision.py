@@ -13,6 +13,7 @@ from tvm_axe.analysis.expressions import is_zero
 from tvm_axe.tile.nodes import Copy, Fill, Gemm, Let, Loop, Node
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile, constant
+from tvm_axe.tile.strides import has_rows
 from tvm_axe.tile.walking import leaves, tiles_of, walk
 
 _WHOLE = ("float32", "float64", "int32")
@@ -47,6 +48,7 @@ def read_in_place(program: TileProgram) -> dict[Tile, Copy]:
             and source.tile.dtype == tile.dtype
             and tile.dtype in _WHOLE
             and source.dimensions[-1] == len(source.tile.shape) - 1
+            and has_rows(source.tile)
             and copy.dst.dimensions == (0, 1)
             and not any(t.scope != "global" or t in written for start in source.start for t in tiles_of(start, known))
             and set(source.overruns(analyzer)) <= set(source.dimensions)
@@ -84,6 +86,7 @@ def stored_at_once(program: TileProgram) -> dict[Gemm, tuple[Copy, Fill | None]]
             and target.tile.scope == "global"
             and target.tile.dtype == sums.dtype
             and target.dimensions[-1] == len(target.tile.shape) - 1
+            and has_rows(target.tile)
             and not any(tiles_of(start, known) for start in target.start)
             and set(target.overruns(analyzer)) <= set(target.dimensions)
             and all(target.tile not in (*node.reads, *node.writes) for node in nodes if node is not copy)

@@ -23,6 +23,7 @@ from tvm_axe.tile.nodes import Copy, Fill, Gemm, Loop, Node, Signal, Wait
 from tvm_axe.tile.plans import Decisions, Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
+from tvm_axe.tile.strides import has_rows, strides_of
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype
 from tvm_axe.tile.targets.llvm.elision import read_in_place, stored_at_once
 from tvm_axe.tile.targets.llvm.storage import Storage, as_annotated, in_panels, in_rows
@@ -126,6 +127,11 @@ def decide(program: TileProgram, target: Target) -> CpuPlan:
     draft.decide("kernel", f"its blocks {how}", f"{why}; the CPU has {registers}")
     if program.options:
         draft.decide("kernel", f"{', '.join(program.options)} unused", "they say how a GPU runs blocks")
+    for tile in program.params:
+        if not has_rows(tile):
+            apart = strides_of(tile)[-1]
+            why = f"neighbours along its last dimension are {apart} elements apart; where they are 1, rows are vectors"
+            draft.decide(tile, "slow, an element at a time", why)
     in_place = {} if serial else read_in_place(program)  # what peers write is theirs again once a copy was made
     for tile, copy in in_place.items():
         draft.decide(tile, f"no buffer, read in {copy.src.tile.name}", "only products read it, as rows of a")

@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 from tvm_axe.layout import ComposeLayout, Iter, Layout
 from tvm_axe.tile.nodes import Copy, Fill
 from tvm_axe.tile.regions import Region, Tile
+from tvm_axe.tile.strides import are_pieces
 from tvm_axe.tile.targets.cuda.fragments.atomics import join
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, region_constants
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER
@@ -245,8 +246,9 @@ def is_vector(analyzer: sym.Analyzer, region: Region, layout: Layout | ComposeLa
     if not analyzer.can_prove(region.start[last] % length == 0):
         return False
     if layout is None:
-        alone = last == 0 and not region.overruns(analyzer)
-        return alone or bool(analyzer.can_prove(shape[last] % length == 0))
+        # A vector is inside of the tensor where its first element is.
+        ends = last not in region.overruns(analyzer) or analyzer.can_prove(shape[last] % length == 0)
+        return are_pieces(region.tile, length, analyzer) and bool(ends)
     return keeps_together(layout, shape, length)
 
 

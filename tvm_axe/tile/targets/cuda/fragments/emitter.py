@@ -125,17 +125,23 @@ def _exchanged(number: Any, bits: Any, end: int) -> Any:
 
 
 def tensors(program: TileProgram) -> dict[Tile, Memory]:
-    """Where a program's tensors are: the parameters, or their memory with extents that are seen to be multiples.
+    """Where a program's tensors are: the parameters, or their memory with sizes that are seen to be multiples.
 
     Upstream's code generator makes a vector of neighbours only where it sees that the address is one's, and knows
-    nothing of what is assumed. So an extent `k` that is a multiple of 64 is written ``k // 64 * 64``.
+    nothing of what is assumed. So an extent or a stride `k` that is a multiple of 64 is written ``k // 64 * 64``.
     """
-    seen = {var: var // divisor * divisor for var, divisor in multiples(program.assumptions).items()}
+    multiple = {var: var // divisor * divisor for var, divisor in multiples(program.assumptions).items()}
+
+    def seen(sizes: Sequence[Any]) -> list[Any]:
+        return [substitute_in(size, multiple) if isinstance(size, ir.Expr) else size for size in sizes]
+
     found: dict[Tile, Memory] = {}
     for tile in program.params:
-        shape = [substitute_in(extent, seen) if isinstance(extent, ir.Expr) else extent for extent in tile.shape]
-        same = all(own is extent for own, extent in zip(tile.shape, shape))
-        buffer = tile.buffer if same else T.decl_buffer(shape, tile.dtype, data=tile.buffer.data)
+        shape, strides = seen(tile.shape), None if tile.strides is None else seen(tile.strides)
+        buffer = tile.buffer
+        if any(own is not size for own, size in zip((*tile.shape, *(tile.strides or ())), (*shape, *(strides or ())))):
+            layout = {} if strides is None else {"layout": _tvm.memory_layout(shape, strides)}
+            buffer = T.decl_buffer(shape, tile.dtype, data=tile.buffer.data, strides=strides, **layout)
         found[tile] = Memory(buffer)
     return found
 

@@ -23,6 +23,7 @@ from tvm_axe.tile.atomics import formers, joined
 from tvm_axe.tile.bodies import chained
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.strides import are_pieces
 from tvm_axe.tile.targets.cuda.fragments.atomics import join, swap
 from tvm_axe.tile.targets.cuda.fragments.copies import keeps_together
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
@@ -201,26 +202,26 @@ class _Unconditional:
 
 def _are_neighbours(emitter: Emitter, access: _Access, var: tirx.Var, length: int) -> bool:
     layout = emitter.memory(access.tile).layout
-    return is_vector(emitter.analyzer, (access.tile.shape, access.indices), layout, var, length)
+    return is_vector(emitter.analyzer, (access.tile, access.indices), layout, var, length)
 
 
 def is_vector(
     analyzer: sym.Analyzer,
-    access: tuple[Sequence[int], Sequence[Any]],
+    access: tuple[Tile, Sequence[Any]],
     layout: Layout | ComposeLayout | None,
     var: tirx.Var,
     length: int,
 ) -> bool:
-    """Whether `length` points from a multiple of it on access as many neighbours, aligned; of a shape, by indices."""
-    shape, (*outer, last) = access
+    """Whether `length` points from a multiple of it on access as many neighbours, aligned; of a tile, by indices."""
+    tile, (*outer, last) = access
     if var in variables_in(*outer) or isinstance(last, int):
         return False
     first = substitute_in(last, {var: tirx.const(0, "int32")})
     if not (analyzer.can_prove_equal(last, first + var) and analyzer.can_prove(first % length == 0)):
         return False
     if layout is not None:
-        return keeps_together(layout, shape, length)
-    return len(shape) == 1 or bool(analyzer.can_prove(shape[-1] % length == 0))
+        return keeps_together(layout, tile.shape, length)
+    return are_pieces(tile, length, analyzer)
 
 
 # ---- The body ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from tvm.script.tirx import tile as primitives
 from tvm_axe import _tvm
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile.regions import Region, Tile
+from tvm_axe.tile.strides import advice, has_rows, strides_of
 
 BOX = 256  # the most elements of a box along a dimension
 _ALIGNED = 16  # bytes: of the tensor's address and of its strides
@@ -120,17 +121,9 @@ def obstacle(tensor: Region, tile: Tile, analyzer: sym.Analyzer) -> str | None:
         return f"it casts {dtype} to {tile.dtype}"
     if len(shape) > 5:
         return f"{tensor.tile.name} has {len(shape)} dimensions, more than 5"
-    stride: Any = item_bytes(dtype)
-    for extent in reversed(shape[1:]):
-        stride = stride * extent
-        if isinstance(stride, int):
-            if stride % _ALIGNED:
-                return f"rows of {tensor.tile.name} are {stride} bytes apart, no multiple of {_ALIGNED}"
-        elif not analyzer.can_prove(tirx.floormod(stride, _ALIGNED) == 0):
-            return (
-                f"rows of {tensor.tile.name} are {stride} bytes apart, which isn't known to be a multiple of "
-                f"{_ALIGNED}; tile.assume({extent} % {_ALIGNED // math.gcd(_ALIGNED, item_bytes(dtype))} == 0) says so"
-            )
+    why = _badly_apart(tensor.tile, analyzer)
+    if why:
+        return why
     if tensor.extents[-1] != tile.shape[-1]:
         return f"{tensor} doesn't run along the last dimension of {tensor.tile.name} as {tile.name} does"
     if panel(tile) > BOX or panel(tile) * item_bytes(dtype) % _ALIGNED:
@@ -143,6 +136,30 @@ def obstacle(tensor: Region, tile: Tile, analyzer: sym.Analyzer) -> str | None:
         )
     if sum(extent != 1 for extent in tensor.extents[:-1]) > 1:
         return f"{tensor} has more than two dimensions"
+    return None
+
+
+def _badly_apart(tensor: Tile, analyzer: sym.Analyzer) -> str | None:
+    """Why a tensor's strides aren't TMA's, as the end of a sentence; None if they are."""
+    item, name = item_bytes(tensor.dtype), tensor.name
+    if not has_rows(tensor):
+        apart = strides_of(tensor)[-1]
+        return f"neighbours along the last dimension of {name} are {apart} elements apart, and TMA's are 1"
+    for dimension in reversed(range(len(tensor.shape) - 1)):
+        step = strides_of(tensor)[dimension]
+        stride = item * step
+        if isinstance(stride, int):
+            if stride % _ALIGNED:
+                return f"rows of {name} are {stride} bytes apart, no multiple of {_ALIGNED}"
+            if not stride and tensor.strides is not None:
+                return f"rows of {name} are one row (stride 0 along dimension {dimension}), and TMA's are apart"
+        elif not analyzer.can_prove(tirx.floormod(stride, _ALIGNED) == 0):
+            # Of row-major order, a row's own extent says how far it is to the next.
+            said = step if tensor.strides is not None else tensor.shape[dimension + 1]
+            return (
+                f"rows of {name} are {stride} bytes apart, which isn't known to be a multiple of {_ALIGNED}; "
+                f"{advice(said, _ALIGNED // math.gcd(_ALIGNED, item))} says so"
+            )
     return None
 
 
@@ -185,10 +202,12 @@ def store(
 def _width(region: Region, columns: int, swizzled: int) -> int:
     """Columns of a copy: all panels at once, as a dimension of the tensor map of their own, where they divide its rows.
 
-    Upstream makes such a map for tensors of up to four dimensions, for boxes that they hold, from a panel's start on.
+    Upstream makes such a map for tensors of up to four dimensions whose strides, if they have some, are constant, for
+    boxes that they hold, from a panel's start on.
     """
     shape, start = region.tile.shape, region.start[-1]
     whole = len(shape) <= 4 and isinstance(shape[-1], int) and shape[-1] % swizzled == 0
+    whole = whole and all(isinstance(stride, int) for stride in region.tile.strides or ())
     holds = all(isinstance(e, int) and e >= box and e > 1 for e, box in zip(shape, region.extents) if box > 1)
     aligned = sym.Analyzer().can_prove(tirx.floormod(start, swizzled) == 0)
     return columns if whole and holds and aligned else swizzled

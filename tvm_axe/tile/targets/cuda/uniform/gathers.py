@@ -62,7 +62,7 @@ class Gather:
     def piece_bytes(self, analyzer: sym.Analyzer, layout: Layout | ComposeLayout) -> int | None:
         """How many bytes a thread takes at once; None if ``cp.async`` doesn't take so few."""
         item, var = int(tvm_ffi.dtype(self.src.dtype).bits) // 8, self.node.vars[-1]
-        sides: tuple[Any, ...] = (((self.src.shape, self.at), None), ((self.dst.shape, self.to), layout))
+        sides: tuple[Any, ...] = (((self.src, self.at), None), ((self.dst, self.to), layout))
         for size in cp_async.SIZES:
             length = size // item
             if not length or self.node.extents[-1] % length or not is_shared(analyzer, self.condition, var, length):
