@@ -410,7 +410,7 @@ def test_kernels_share_the_function_s_tensors(target, tmp_path):
 
 @pytest.mark.gpu
 def test_tensors_with_strides_on_a_gpu(cuda, tmp_path):
-    large, _, (a, b, w) = strided_tensors(np.random.default_rng(7))
+    _, _, (a, b, w) = strided_tensors(np.random.default_rng(7))
     want = a.astype("float64") * a.sum(axis=1, dtype="float64")[:, None] + w[:, None]
     tile.compile(with_strides(), "cuda", Cache(tmp_path))(a, b, w)
     np.testing.assert_array_equal(b, want)
