@@ -6,7 +6,7 @@ Tensors end within tiles, so that a load or store behind an end would be one beh
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
-from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.program import TileProgram, TileSequence
+from tvm_axe.tile.sequences import read_function
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "tile"))
 
@@ -176,8 +177,35 @@ def reduced(
         tile.copy(of_columns, columns[0])
 
 
+@T.prim_func
+def strided(
+    X: T.Buffer((ROWS, COLUMNS), "float32", strides=(COLUMNS + 12, 1)),
+    Y: T.Buffer((ROWS, COLUMNS), "float32", strides=(1, ROWS + 2)),
+) -> None:
+    with tile.kernel(tile.cdiv(ROWS, 16)) as m:
+        x = tile.shared((16, 128), "float32")
+        tile.copy(X[m * 16, 0], x)
+        with tile.parallel(16, 128) as (i, j):
+            if m * 16 + i < ROWS and j < COLUMNS:
+                Y[m * 16 + i, j] = x[i, j] + X[m * 16 + i, COLUMNS - 1 - j]
+
+
+@T.prim_func
+def sequence(X: T.Buffer((ROWS, COLUMNS), "float32"), Y: T.Buffer((ROWS, COLUMNS), "float32")) -> None:
+    total = tile.scratch((ROWS,), "float32")
+    with tile.kernel(tile.cdiv(ROWS, 16)) as m:
+        x = tile.fragment((16, 128), "float32")
+        s = tile.fragment((16,), "float32")
+        tile.copy(X[m * 16, 0], x)
+        tile.sum(x, s)
+        tile.copy(s, total[m * 16])
+    with tile.kernel(ROWS) as i, tile.parallel(COLUMNS) as j:
+        Y[i, j] = X[i, j] * total[ROWS - 1 - i]
+
+
 WORDS: Mapping[str, Any] = {
-    func.attrs["global_symbol"]: func for func in (order, atomics, random, ending, gathered, printed, profiled, reduced)
+    func.attrs["global_symbol"]: func
+    for func in (order, atomics, random, ending, gathered, printed, profiled, reduced, strided, sequence)
 }
 """Programs by name."""
 
@@ -185,26 +213,36 @@ _LIMITS = {"where": 7, "steps": 100, "rows": ROWS}
 """What integers are less than."""
 
 
-def drawn(program: TileProgram, rng: np.random.Generator) -> list[Any]:
+def drawn(program: TileProgram | TileSequence, rng: np.random.Generator) -> list[Any]:
     """Arguments of whole numbers, so that sums are exact, and outputs poisoned, or zero if they are added to."""
     made: list[Any] = [int(rng.integers(1 << 40)) for _ in program.scalars]
-    written = {tile_ for node in program.body for tile_ in node.writes}
+    written = {tile_.buffer for node in program.nodes() for tile_ in node.writes}
     for param in program.params:
         shape, dtype = tuple(map(int, param.shape)), param.dtype
-        if param in written:
+        if param.buffer in written:
             empty = 0 if program.name == "atomics" else np.nan if "float" in dtype else 77
-            made.append(np.full(shape, empty).astype(dtype))
+            values = np.full(shape, empty).astype(dtype)
         else:
             low, high = (0, _LIMITS[param.name]) if dtype == "int32" else (-9, 10)
-            made.append(rng.integers(low, high, shape).astype(dtype))
+            values = rng.integers(low, high, shape).astype(dtype)
+        made.append(values if param.strides is None else _apart(values, param.strides))
     return made
+
+
+def _apart(values: np.ndarray, strides: Sequence[int]) -> np.ndarray:
+    """The same numbers, so many elements apart; the last of them ends the memory."""
+    reach = sum((extent - 1) * stride for extent, stride in zip(values.shape, strides))
+    memory, steps = np.zeros(reach + 1, values.dtype), [stride * values.itemsize for stride in strides]
+    found = np.lib.stride_tricks.as_strided(memory, values.shape, steps)
+    found[...] = values
+    return found
 
 
 def fault(name: str, target: Target, rng: np.random.Generator) -> str:
     """What a program has wrong on a target, or nothing."""
     from interpreter import interpret
 
-    executable, program = tile.compile(WORDS[name], target), tile.read(WORDS[name])
+    executable, program = tile.compile(WORDS[name], target), read_function(WORDS[name])
     arguments = drawn(program, rng)
     expected = [each for each in interpret(program, *arguments) if isinstance(each, np.ndarray)]
     run: Callable[..., object] = executable

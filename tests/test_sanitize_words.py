@@ -30,7 +30,6 @@ def test_what_is_wrong_is_said(monkeypatch):
                 x[j] = x[j] + T.cast(steps[i], "float32")
             tile.copy(x, Y[i, 0])
 
-    monkeypatch.setattr(tile, "read", lambda func, read=tile.read: read(sanitize_words.WORDS["ending"]))
     compiled = tile.compile(ending)
     monkeypatch.setattr(tile, "compile", lambda func, target: compiled)
     assert sanitize_words.fault("ending", resolve_target("llvm"), np.random.default_rng(0)).startswith("Y differs in ")
