@@ -160,6 +160,19 @@ def test_what_is_asked_for_and_can_not_be_is_refused(given, why):
         planned(instruction="'wgmma'", **given)
 
 
+@pytest.mark.parametrize("columns", [192, 200, 208])
+def test_what_is_planned_can_be_assembled(columns, tmp_path):
+    """Two blocks a multiprocessor have 128 registers a thread: an accumulator of 96 has room beside all else."""
+    given = {"m": 128, "n": columns, "stages": 2, "options": ", threads=256, blocks_per_sm=2"}
+    if columns > 192:
+        with pytest.raises(TileError, match=f"take {columns // 2} registers .* and there are 96 for them"):
+            planned(**given)
+        return
+    planned(**given)
+    text = tile.compile(func(**given), HOPPER, Cache(tmp_path)).explain()
+    assert "slow" not in text
+
+
 def test_explain_says_why():
     text = tile.explain(func(), HOPPER)
     assert "wgmma  (it multiplies while threads gather operands on)" in text

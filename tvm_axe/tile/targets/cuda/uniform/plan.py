@@ -31,6 +31,7 @@ from tvm_axe.tile.targets.cuda.uniform.warpgroups import Warpgroups, arrange, is
 _LARGE = 128 * 128  # elements of a gemm's accumulator from which a block has 256 threads
 _ROWS = 4096  # elements of a tile from which a block without gemm has 256 threads
 _OTHER_REGISTERS = 24  # that addresses, operands and loops take: with two accumulators of 104, none spill; of 112, some
+_BESIDE_WARPGROUPS = 32  # the same beside wgmma's accumulator: of 100 of 128 two are spilled, 104 can't be assembled
 _LANES = 32
 
 
@@ -97,7 +98,10 @@ def _decide(program: TileProgram, target: Target, reason: str, threads: int, why
     decisions.add("kernel", f"{threads} threads", why)
     products, fragments = _products(program, target, threads, decisions)
     residency = decide_residency(program, gpu, threads, decisions)
-    _check_pressure(program, fragments, threads, residency, decisions)
+    most = residency.registers - _OTHER_REGISTERS
+    if any(isinstance(stand, Warpgroups) for stand in products.values()):
+        most = residency.registers - _BESIDE_WARPGROUPS
+    _check_pressure(program, fragments, threads, residency, most, decisions)
     memory = decide_memory(program, fragments, products, threads, decisions)
     memory = decide_pipelines(program, memory, residency, decisions, gpu.asynchronous_copies)
     grid = decide_grid(program, gpu, decisions, fills_processor=False, resident=residency.blocks)
@@ -218,11 +222,11 @@ def _check_pressure(
     fragments: Mapping[Tile, LayoutChoice],
     threads: int,
     residency: Residency,
+    most: int,
     decisions: Decisions,
 ) -> None:
-    """Refuse fragments that don't fit a thread's registers together."""
+    """Refuse fragments that take more than `most` of a thread's registers together."""
     peak = pressure.find_peak(pressure.uses_of(program.body), pressure.registers_of_all(fragments))
-    most = residency.registers - _OTHER_REGISTERS
     pressure.check(peak, most, threads, "more threads" if residency.blocks == 1 else "fewer blocks_per_sm")
     if peak.registers:
         decisions.add("registers", f"{peak.registers} for fragments", f"of {most} of a thread, where most are needed")
