@@ -109,7 +109,7 @@ class _Block:
         places.close()
         plan.await_previous()
         warp, lane = self.thread // 32, self.thread % 32
-        self.waits = self.products.waits = sampling.waits_of(plan.samples, self.block, warp, lane == 0)
+        self.waits = sampling.waits_of(plan.samples, self.block, warp, lane == 0)
         self.analyzer = plan.program.analyzer()
         self.emitter = Emitter(Threads(plan.threads, self.thread, self._sync), storages, self.analyzer, self._scratch)
         self.hazards = Hazards({tile.buffer: tile for tile in storages}, self.memory.pipelines)
@@ -152,11 +152,11 @@ class _Block:
     def _body(self, nodes: Sequence[Node], values: Values, emitter: Emitter) -> None:
         """What a body does, behind which no product is under way."""
         self._nodes(nodes, values, emitter)
-        self.products.settle()
+        self._settle()
 
     def _leaf(self, node: Node, values: Values, emitter: Emitter) -> Values:
         reads = self.hazards.reads(node)
-        self.products.settle_before(reads, node.writes)
+        self._settle_before(reads, node.writes)
         self._separate(reads, node.writes)
         (changed,) = substitute((node,), values)
         named = emit(emitter, changed)
@@ -166,7 +166,7 @@ class _Block:
     def _gemm(self, node: Gemm, values: Values, emitter: Emitter) -> None:
         reads = self.hazards.reads(node)
         if not self.products.has(node):
-            self.products.settle_before(reads, node.writes)
+            self._settle_before(reads, node.writes)
         self._separate(reads, node.writes)
         (changed,) = substitute((node,), values)
         assert isinstance(changed, Gemm), changed
@@ -205,7 +205,7 @@ class _Block:
 
     def _branch(self, node: Branch, values: Values, emitter: Emitter) -> None:
         self._scalars(node)
-        self.products.settle()
+        self._settle()
         condition = emitter.expression(substitute_in(node.condition, values))
         before = self.touched
         with T.If(condition):
@@ -220,7 +220,7 @@ class _Block:
 
     def _loop(self, loop: Loop, values: Values, emitter: Emitter) -> None:
         self._scalars(loop)
-        self.products.settle()
+        self._settle()
         start, extent = (self._once(substitute_in(v, values), emitter) for v in (loop.start, loop.extent))
         if loop in self.memory.pipelines:
             self._pipelined(loop, values, emitter, start, extent, self.memory.pipelines[loop])
@@ -269,7 +269,7 @@ class _Block:
             with self.waits.around(f"loads of loop {loop.var.name}"):
                 cp_async.wait(stages - 2)
             if any(map(self.products.has, walk(loop.body))):
-                self.products.wait()  # those of the iteration before, which read the slot that is filled next
+                self._await_products()  # those of the iteration before, which read the slot that is filled next
             self._sync()
             self.touched = Touched()
             if not first:
@@ -308,10 +308,28 @@ class _Block:
         return emitter
 
     def _sync(self) -> None:
-        self.products.settle()
+        self._settle()
         self.products.publish()
         with self.waits.around("the other warps"):
             T.evaluate(T.cuda.cta_sync())
+
+    # ---- Products of warpgroups ---------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Wait for all products, if any is under way."""
+        if self.products.under_way:
+            self._await_products()
+
+    def _settle_before(self, reads: Iterable[Tile], writes: Iterable[Tile]) -> None:
+        """Wait for all products, if what is read or written next is of one that is under way."""
+        if not self.products.under_way.isdisjoint((*reads, *writes)):
+            self._await_products()
+
+    def _await_products(self) -> None:
+        """Wait for all products, those of an iteration before, too."""
+        with self.waits.around("products"):
+            T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(0))
+        self.products.under_way = frozenset()
 
     # ---- Hazards ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -12,7 +12,6 @@ from tvm_axe.tile.nodes import Gemm, Let, Node
 from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
-from tvm_axe.tile.targets.cuda.sampling import Waits
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
 from tvm_axe.tile.targets.cuda.uniform.warpgroups import Warpgroups
 
@@ -29,11 +28,9 @@ class Products:
 
     Attributes
     ----------
-    waits : Waits
-        What waits for products are written by; whoever makes this sets it.
+    under_way : frozenset of Tile
+        What products read and write that nobody has waited for.
     """
-
-    waits: Waits
 
     def __init__(self, plan: UniformPlan, storages: Mapping[Tile, Registers | Memory]) -> None:
         self._memory = plan.memory
@@ -44,7 +41,7 @@ class Products:
         for gemm, stand in self._stands.items():
             if gemm.c.tile not in self._accumulators:
                 self._accumulators[gemm.c.tile] = stand.registers(gemm)
-        self._under_way: frozenset[Tile] = frozenset()
+        self.under_way: frozenset[Tile] = frozenset()
 
     def _matrices(self, tile: Tile, stored: Registers | Memory) -> Any:
         """A tile's memory by (slot, row, column), as upstream's primitive takes it."""
@@ -82,23 +79,7 @@ class Products:
 
         accumulator, shares = self._accumulators[gemm.c.tile], (stand.down, stand.across)
         wgmma.issue(changed, accumulator, self._group, shares, operand, changed.accumulate)
-        self._under_way |= {*gemm.reads, *gemm.writes}
-
-    def settle(self) -> None:
-        """Wait for all products, if any is under way."""
-        if self._under_way:
-            self.wait()
-
-    def settle_before(self, reads: Iterable[Tile], writes: Iterable[Tile]) -> None:
-        """Wait for all products, if what is read or written next is of one that is under way."""
-        if not self._under_way.isdisjoint((*reads, *writes)):
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for all products, those of an iteration before, too."""
-        with self.waits.around("products"):
-            T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(0))
-        self._under_way = frozenset()
+        self.under_way |= {*gemm.reads, *gemm.writes}
 
     def publish(self) -> None:
         """Let warpgroups read what this thread has written, behind the barrier that is next."""
