@@ -256,3 +256,22 @@ def test_a_parameter_that_no_tensor_can_be(options, says):
 
 def test_a_parameter_that_says_it_is_dense():
     tile.read(with_parameter("strides=(8, 1)"))
+
+
+@pytest.mark.parametrize("what", ["product", 3, None])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        tile.read,
+        tile.read_sequence,
+        tile.compile,
+        lambda it: tile.compile(it, knobs={"bm": 64}),
+        lambda it: tile.plan(it, "llvm"),
+        lambda it: tile.lower(it, "llvm"),
+        lambda it: tile.explain(it, "llvm"),
+    ],
+    ids=["read", "read_sequence", "compile", "compile with knobs", "plan", "lower", "explain"],
+)
+def test_what_is_no_function_at_all(ask, what):
+    with pytest.raises(TileError, match=f"a {type(what).__name__} is no tile program; valid is a function"):
+        ask(what)

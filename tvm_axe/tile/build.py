@@ -27,6 +27,7 @@ from tvm_axe.tile.knobs import declared
 from tvm_axe.tile.lowering import Written
 from tvm_axe.tile.plans import Plan, SequencePlan
 from tvm_axe.tile.program import TileProgram, TileSequence, name_of
+from tvm_axe.tile.reading import check_function
 from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.sequencing import in_sequence, kernels_of, takes_scratch
 
@@ -66,10 +67,12 @@ def compile(
     TileError
         The program is malformed, the target cannot run it, or there is no compiler for CUDA source.
     """
-    if isinstance(program, tirx.PrimFunc) and declared(program):
+    is_read = isinstance(program, TileProgram | TileSequence)
+    if not is_read:
+        check_function(program)
+    if not is_read and declared(program):
         program = _chosen(program, _resolved(target), knobs, work_dir)
     elif knobs:
-        is_read = isinstance(program, TileProgram | TileSequence)
         name = program.name if is_read else name_of(program)
         why = "it declares none" if not is_read else "it was read, which is where they are set"
         raise InputError(f"{name}: no knobs can be set, {', '.join(knobs)} neither: {why}")

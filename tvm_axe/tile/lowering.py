@@ -50,7 +50,7 @@ def plan(program: Written, target: str | Target) -> Plan | SequencePlan:
         The program is malformed (`tvm_axe.tile.read`), or the target cannot run it.
     """
     target = resolve_target(target)
-    if isinstance(program, tirx.PrimFunc):
+    if not isinstance(program, TileProgram | TileSequence):
         program = read_function(program)
     if isinstance(program, TileSequence):
         plans = tuple(_planned(kernel, target) for kernel in program.kernels)

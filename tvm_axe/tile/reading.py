@@ -373,14 +373,25 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
         race on a shared tile; flags that aren't int32 in global memory, lie outside of their tensor, are touched
         otherwise too, or are set or reset by several blocks; or what is no function.
     """
-    if not isinstance(func, tirx.PrimFunc):
-        raise TileError(
-            f"a {type(func).__name__} is no tile program; valid is a function, @T.prim_func, with tile.kernel"
-        )
+    check_function(func)
     given = dict(knobs or {})
     program = Reader(placed(settled(func, given))).program(settings(func, given, reason))
     check(program)
     return program
+
+
+def check_function(func: object) -> None:
+    """Refuse what is no function, whatever was to be read of it.
+
+    Raises
+    ------
+    TileError
+        It isn't one.
+    """
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileError(
+            f"a {type(func).__name__} is no tile program; valid is a function, @T.prim_func, with tile.kernel"
+        )
 
 
 def placed(func: tirx.PrimFunc) -> tirx.PrimFunc:

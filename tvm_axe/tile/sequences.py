@@ -50,7 +50,7 @@ from tvm_axe.tile.cuts import cut, is_sequence, unused
 from tvm_axe.tile.knobs import settings, settled
 from tvm_axe.tile.mesh import is_mesh_tensor
 from tvm_axe.tile.program import TileProgram, TileSequence, name_of
-from tvm_axe.tile.reading import Reader, placed, read
+from tvm_axe.tile.reading import Reader, check_function, placed, read
 from tvm_axe.tile.regions import Tile, constant
 
 __all__ = ["read_function", "read_sequence"]
@@ -91,6 +91,7 @@ def read_sequence(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, r
         what is said of sizes; a tensor is one of a mesh; scratch isn't used, is read before it was written, has another
         tensor's name, or extents that aren't known from the parameters.
     """
+    check_function(func)
     name, left = name_of(func), unused(func)
     if left:
         raise TileError(f"{name}: no kernel uses the scratch {', '.join(left)}; valid is a function without it")
