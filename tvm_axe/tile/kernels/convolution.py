@@ -244,13 +244,13 @@ def _steps(gpu: Gpu, windows: Windows) -> int:
 def _stages(gpu: Gpu, windows: Windows, rows: int, block_k: int) -> int:
     """Slots for steps of so many rows, of A and B; of four, three blocks are to have room.
 
-    Elsewhere than on Hopper the plan decides.
+    Of one step, and elsewhere than on Hopper, the plan decides.
     """
-    if gpu.tensor_cores != "wgmma" or not gpu.by_tensor_cores(windows.dtype):
-        return 0
     steps = math.ceil(windows.terms / block_k)
+    if steps == 1 or gpu.tensor_cores != "wgmma" or not gpu.by_tensor_cores(windows.dtype):
+        return 0
     if steps <= 3:
-        return min(steps, 2)
+        return 2
     return 4 if 3 * 4 * rows * block_k * dtype_bits(windows.dtype) // 8 <= gpu.shared_bytes else 3
 
 
