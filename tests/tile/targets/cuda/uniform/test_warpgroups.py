@@ -111,6 +111,11 @@ def test_gathered_operands_are_multiplied_by_warpgroups(name, tmp_path):
             assert plan.memory.slot_bytes(tile_) % plan.memory.alignment(tile_) == 0, (tile_, layout)
 
 
+def test_the_same_program_is_the_same_code():
+    """In whatever order its tiles hash, so that what is compiled is found again."""
+    assert len({tile.lower(func(), HOPPER).script() for _ in range(8)}) == 1
+
+
 def test_products_go_on_while_loads_are_started(tmp_path):
     code = tile.compile(func(), HOPPER, Cache(tmp_path)).source
     loop = code[code.rindex("for (int") :]

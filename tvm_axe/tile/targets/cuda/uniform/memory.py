@@ -79,7 +79,7 @@ class UniformMemory:
         The layout of each shared tile, over the axis ``m``.
     scratch : int
         Bytes for exchanges between warps.
-    operands : frozenset of Tile
+    operands : tuple of Tile
         The tiles that ``wgmma`` reads; they come first, so that none is moved for its alignment.
     pipelines : mapping from Loop to Pipeline
         The loops whose loads run ahead; their tiles have a slot a stage.
@@ -87,7 +87,7 @@ class UniformMemory:
 
     layouts: Mapping[Tile, Layout | ComposeLayout]
     scratch: int
-    operands: frozenset[Tile] = frozenset()
+    operands: tuple[Tile, ...] = ()
     pipelines: Mapping[Loop, Pipeline] = field(default_factory=dict)
 
     def slots(self, tile: Tile) -> int:
@@ -167,7 +167,7 @@ def decide_memory(
     for node in program.nodes():
         if isinstance(node, Gemm) and node not in products and node.a.tile.scope != "shared":
             scratch = max(scratch, node.a.tile.bytes)
-    return UniformMemory(layouts, -(-scratch // ALIGNMENT) * ALIGNMENT, frozenset(operands))
+    return UniformMemory(layouts, -(-scratch // ALIGNMENT) * ALIGNMENT, tuple(operands))
 
 
 @dataclass(frozen=True)
