@@ -37,6 +37,7 @@ from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe
 from tvm_axe.tile.kernels.kernel import has_variables
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import first_strided
 from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.tunable import knobs_in, program_of
 
@@ -319,7 +320,7 @@ def lowered_on(
             f"{program.name}: it assumes {given}, which nothing checks in a kernel of another function; valid is a "
             "program of known sizes, or tile.compile"
         )
-    strided = next((tile for tile in program.params if tile.strides is not None), None)
+    strided = first_strided(program.params)
     if strided is not None:
         raise ScheduleError(
             f"{program.name}: {strided}, and buffers of another function are dense; valid is a program of tensors in "

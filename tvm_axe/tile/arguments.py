@@ -19,6 +19,7 @@ from tvm_axe.machines import Backend
 from tvm_axe.tile.assuming import Assumption, find_broken
 from tvm_axe.tile.given import Given, settle
 from tvm_axe.tile.program import TileProgram, TileSequence
+from tvm_axe.tile.strides import reach
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,8 @@ class Binder:
 
     def _copied_apart(self, param: Parameter, array: np.ndarray) -> tuple[Any, list[Callable[[], None]]]:
         """The same of an array with strides, whose elements lie as far apart in the copy."""
-        reach = sum((extent - 1) * stride for extent, stride in zip(array.shape, array.strides)) // array.itemsize
-        host = tvm.runtime.empty((reach + 1 if array.size else 1,), param.dtype)
+        elements = reach(array.shape, array.strides) // array.itemsize + 1 if array.size else 1
+        host = tvm.runtime.empty((elements,), param.dtype)
         view = _tvm.restrided(_tvm.as_array(host), array.shape, array.strides)
         view[...] = array
         if self.backend.on_host:

@@ -67,14 +67,14 @@ def compile(
     TileError
         The program is malformed, the target cannot run it, or there is no compiler for CUDA source.
     """
-    is_read = isinstance(program, TileProgram | TileSequence)
-    if not is_read:
+    if isinstance(program, TileProgram | TileSequence):
+        name, why = program.name, "it was read, which is where they are set"
+    else:
         check_function(program)
-    if not is_read and declared(program):
-        program = _chosen(program, _resolved(target), knobs, work_dir)
-    elif knobs:
-        name = program.name if is_read else name_of(program)
-        why = "it declares none" if not is_read else "it was read, which is where they are set"
+        name, why = name_of(program), "it declares none"
+        if declared(program):
+            program, knobs = _chosen(program, _resolved(target), knobs, work_dir), None
+    if knobs:
         raise InputError(f"{name}: no knobs can be set, {', '.join(knobs)} neither: {why}")
     return compile_all([program], target, store)[0]
 

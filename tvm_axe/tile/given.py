@@ -12,7 +12,7 @@ import numpy as np
 from tvm_axe.errors import InputError
 from tvm_axe.tile.assuming import Assumption
 from tvm_axe.tile.points import evaluate
-from tvm_axe.tile.strides import overlap
+from tvm_axe.tile.strides import overlap, reach
 from tvm_axe.tile.walking import variables_in
 
 if TYPE_CHECKING:
@@ -101,10 +101,10 @@ def _settled(
         found = overlap(given.shape, wanted)
         if found is not None:
             raise InputError(f"{name} writes {param.name}, and {found}; got the strides {given.strides}")
-    reach = sum((extent - 1) * stride for extent, stride in zip(given.shape, wanted))
-    if reach > _MOST and not param.is_wide:
+    last = reach(given.shape, wanted)
+    if last > _MOST and not param.is_wide:
         raise InputError(
-            f"{name}: {param.name} reaches over {reach + 1} elements, more than int32 counts; valid are extents and "
+            f"{name}: {param.name} reaches over {last + 1} elements, more than int32 counts; valid are extents and "
             "strides of int64 for such a tensor"
         )
     return wanted

@@ -40,7 +40,7 @@ from tvm.script import tirx as T
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.layout.shapes import dense_strides
-from tvm_axe.tile.regions import Tile, constant
+from tvm_axe.tile.regions import Tile, constant, first_strided
 
 
 def mesh_tensor(shape: Sequence[int], dtype: str) -> Any:
@@ -129,7 +129,7 @@ def check_device(device: tirx.Var | None, params: Sequence[Tile], scalars: Seque
             f"kernel: device={device.name}, and no parameter is a mesh tensor, which says how many devices there are; "
             "valid is tile.mesh_tensor((devices, ...), dtype), or a kernel without `device`"
         )
-    strided = next((tile for tile in params if tile.strides is not None), None)
+    strided = first_strided(params)
     if strided is not None:
         raise TileError(
             f"{strided}: a tensor with strides in a program of a mesh, whose workers hold dense ones; valid is a dense "

@@ -18,6 +18,7 @@ from tvm_axe.tile.given import number_of
 from tvm_axe.tile.lowering import Written
 from tvm_axe.tile.program import TileProgram, TileSequence
 from tvm_axe.tile.sequences import read_function
+from tvm_axe.tile.strides import reach
 from tvm_axe.tile.walking import variables_in
 
 Programs: TypeAlias = Written | Sequence[Written]
@@ -349,8 +350,8 @@ def _fitting(param: Parameter | Scalar, value: Any) -> Any:
         return dense.clone() if dense.data_ptr() % _ALIGNED else dense
     if value.data_ptr() % _ALIGNED == 0 or not value.numel():
         return value
-    reach = sum((extent - 1) * stride for extent, stride in zip(value.shape, value.stride()))
-    memory = value.as_strided((reach + 1,), (1,), value.storage_offset()).clone()
+    elements = reach(value.shape, value.stride()) + 1
+    memory = value.as_strided((elements,), (1,), value.storage_offset()).clone()
     return memory.as_strided(value.shape, value.stride())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,11 @@ class Tile:
         apart = "" if self.strides is None else f" with strides ({', '.join(map(str, self.strides))})"
         of = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
         return f"{'mesh' if self.is_mesh else self.scope} {self.name}: {of}{apart}"
+
+
+def first_strided(tiles: Iterable[Tile]) -> Tile | None:
+    """The first of some tensors that has strides, for whoever takes none; None if all are row-major."""
+    return next((tile for tile in tiles if tile.strides is not None), None)
 
 
 @dataclass(frozen=True, eq=False)

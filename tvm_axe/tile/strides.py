@@ -118,16 +118,23 @@ def laid_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _counted_in(param: tirx.Buffer) -> str:
     """The type that a tensor's places are counted in: that of its open extents and strides."""
     sizes = [each for each in (*param.shape, *param.strides) if not isinstance(each, tirx.IntImm)]
-    kinds = {str(each.ty) for each in sizes} or {"int64" if _reach(param) > _MOST else "int32"}
+    if not sizes:
+        last = reach([*map(int, param.shape)], [*map(int, param.strides)])
+        return "int64" if last > _MOST else "int32"
+    kinds = {str(each.ty) for each in sizes}
     if len(kinds) > 1:
         said = ", ".join(f"{each} of {each.ty}" for each in sizes)
         raise TileError(f"parameter {param.name}: {said}; valid are extents and strides of one type of integers")
     return kinds.pop()
 
 
-def _reach(param: tirx.Buffer) -> int:
-    """The number of the last element of a tensor of constant sizes."""
-    return sum((int(extent) - 1) * int(stride) for extent, stride in zip(param.shape, param.strides))
+def reach(extents: Sequence[int], strides: Sequence[int]) -> int:
+    """How far a tensor's last element is behind its first, in what strides are counted in; it has one at least.
+
+    >>> reach((2, 3), (8, 1))
+    10
+    """
+    return sum((extent - 1) * stride for extent, stride in zip(extents, strides))
 
 
 def check_strides(params: Sequence[Tile], written: Iterable[Tile], scalars: Sequence[tirx.Var]) -> None:
@@ -168,18 +175,18 @@ def overlap(extents: Sequence[int], strides: Sequence[int]) -> str | None:
     'its elements overlap: 2 elements apart along dimension 0, where others reach 3; valid is 4 or more there'
     >>> overlap((4, 4), (1, 4))
     """
-    reach = 0
+    furthest = 0
     for stride, extent, dimension in sorted((s, e, d) for d, (e, s) in enumerate(zip(extents, strides)) if e > 1):
         if stride == 0:
             return (
                 f"its elements overlap: those along dimension {dimension} are one, of stride 0; valid is another stride"
             )
-        if stride <= reach:
+        if stride <= furthest:
             return (
                 f"its elements overlap: {stride} elements apart along dimension {dimension}, where others reach "
-                f"{reach}; valid is {reach + 1} or more there"
+                f"{furthest}; valid is {furthest + 1} or more there"
             )
-        reach += (extent - 1) * stride
+        furthest += (extent - 1) * stride
     return None
 
 
@@ -204,12 +211,12 @@ def _are_apart(shape: Sequence[Any], strides: Sequence[Any]) -> tirx.Expr:
     extents, steps = ([tirx.Cast("int64", tirx.const(0, "int32") + e) for e in sizes] for sizes in (shape, strides))
     conditions = []
     for dimension, (extent, step) in enumerate(zip(extents, steps)):
-        reach: Any = tirx.const(0, "int64")
+        furthest: Any = tirx.const(0, "int64")
         for other, (size, stride) in enumerate(zip(extents, steps)):
             if other != dimension:
                 before = stride < step if other > dimension else stride <= step
-                reach = reach + tirx.Select(before, (size - 1) * stride, tirx.const(0, "int64"))
-        conditions.append(tirx.any(extent <= 1, step > reach))
+                furthest = furthest + tirx.Select(before, (size - 1) * stride, tirx.const(0, "int64"))
+        conditions.append(tirx.any(extent <= 1, step > furthest))
     return tirx.any(tirx.all(*conditions), *(extent <= 0 for extent in extents))
 
 

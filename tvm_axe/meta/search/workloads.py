@@ -26,6 +26,7 @@ from tvm_axe.relax.fuse import fuse, is_model
 from tvm_axe.schedule.tiles import has_choice
 from tvm_axe.tile.knobs import declared
 from tvm_axe.tile.nodes import Wait
+from tvm_axe.tile.regions import first_strided
 from tvm_axe.tile.sequences import read_function
 from tvm_axe.tile.tunable import is_tile_program, tunable
 
@@ -112,7 +113,7 @@ def _why_no_program(func: tirx.PrimFunc) -> str | None:
     if program.scalars:
         names = ", ".join(str(scalar.name) for scalar in program.scalars)
         return f"it takes the scalars {names}, whose values nobody knows here: tune a program that has numbers for them"
-    strided = next((tile for tile in program.params if tile.strides is not None), None)
+    strided = first_strided(program.params)
     if strided is not None:
         return f"its parameter {strided.name} has strides, and dense tensors are measured: tune a program of those"
     if any(isinstance(node, Wait) for node in program.nodes()):

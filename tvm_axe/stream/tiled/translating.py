@@ -39,6 +39,7 @@ from tvm_axe.tile.nodes import Node
 from tvm_axe.tile.program import TileProgram, TileSequence, name_of
 from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Tile as TileBuffer
+from tvm_axe.tile.regions import first_strided
 from tvm_axe.tile.walking import variables_in
 
 
@@ -152,7 +153,7 @@ def from_tile(
     source = program if isinstance(program, TileProgram) else read(func)
     if source.devices > 1:
         raise StreamError(f"tile program {source.name!r}: tensors of a mesh; valid is a program of one device")
-    strided = next((tile for tile in source.params if tile.strides is not None), None)
+    strided = first_strided(source.params)
     if strided is not None:
         raise StreamError(
             f"tile program {source.name!r}: {strided}, and streams load matrices in row-major order; valid is a tensor "
