@@ -132,6 +132,30 @@ def paged_gemm(maker: Maker) -> None:
     maker.line(f"    tile.gemm({a}, {turned}, {c}, transpose_b=True)")
 
 
+def gemm_of_parts(maker: Maker) -> None:
+    """A product of parts of shared tiles, which begin in the midst of what instructions take at once, or not."""
+    operand = maker.choose(["float16", "bfloat16", "float32", "int8", "float8_e4m3fn"])
+    block, m, n = maker.choose(maker.blocks), maker.m, maker.n
+    above, before, left = (maker.choose([0, 1, 4, 8, 16, 64]) for _ in range(3))
+    ta, tb = maker.choose([False, True]), maker.choose([False, True])
+
+    def part(name: str, rows: tuple[int, int], columns: tuple[int, int], turned: bool) -> str:
+        """A tile with so many rows and columns in front of the product's; the expression of its part."""
+        spans = (columns, rows) if turned else (rows, columns)
+        shape = tuple(first + size for first, size in spans)
+        source = maker.input(name, shape, operand)
+        held = maker.alloc(name.lower(), str(shape), operand, "shared")
+        maker.line(f"tile.copy({source}, {held})")
+        return f"{held}[" + ", ".join(f"{first}:{first + size}" for first, size in spans) + "]"
+
+    a, b = part("A", (above, m), (left, block), ta), part("B", (left, block), (before, n), tb)
+    total = "int32" if operand == "int8" else "float32"
+    c = maker.alloc("c", "mn", total, "fragment")
+    maker.tiles[c] = ("mn", total)
+    maker.line(f"tile.fill({c}, 0)")
+    maker.line(f"tile.gemm({a}, {b}, {c}, transpose_a={ta}, transpose_b={tb})")
+
+
 def counted(maker: Maker) -> None:
     """How many elements of the tile are at least a number that data say, by all blocks, and the largest place."""
     src = maker.choose(maker.written("mn"))
@@ -145,5 +169,5 @@ def counted(maker: Maker) -> None:
     maker.line(f"        tile.atomic_{kind}({value}, {total}[i])")
 
 
-WORDS = (random, packed, packed_gemm, paged_gemm, counted)
+WORDS = (random, packed, packed_gemm, paged_gemm, gemm_of_parts, counted)
 """What a program draws one of, as one of its operations."""

@@ -99,6 +99,10 @@ class Region:
         """Whether it is all of the tile."""
         return self.extents == self.tile.shape
 
+    def begins_at(self, dimension: int, step: int) -> bool:
+        """Whether it begins at a multiple of `step` along a dimension, for all values of variables."""
+        return bool(sym.Analyzer().can_prove_equal(self.start[dimension] % step, 0))
+
     def overruns(self, analyzer: sym.Analyzer) -> tuple[int, ...]:
         """The dimensions in which it isn't proved to end inside the tile; only in global memory are there any."""
         pairs = enumerate(zip(self.start, self.extents, self.tile.shape))

@@ -1,5 +1,7 @@
 """Convolutions: what is refused, which loads run ahead, and the code for GPUs on the host."""
 
+import functools
+
 import numpy as np
 import pytest
 from on_host import run
@@ -8,8 +10,9 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile.kernels import KERNELS
-from tvm_axe.tile.kernels.check import judged, poison
+from tvm_axe.tile.kernels.check import TOLERANCE, executed, judged, poison
 
 CONV2D = KERNELS["conv2d"]
 CPU = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
@@ -84,7 +87,7 @@ def test_warpgroups_multiply_where_a_group_has_columns(given, instruction):
 def test_windows_are_loaded_ahead(given, size, target):
     (program,) = CONV2D.recipe(target, given).programs
     (pipeline,) = tile.plan(program, target).memory.pipelines.values()
-    assert list(pipeline.copies.values()) == [size, size]
+    assert {*pipeline.copies.values()} == {size}
     assert "stages of cp.async" in tile.explain(program, target)
 
 
@@ -118,3 +121,87 @@ def test_code_for_gpus_on_the_host(given, knobs, early, tmp_path):
     run(source, tile.plan(program, AMPERE).grid.blocks, {**arrays, **outputs}, tmp_path, early)
     _, fault = judged(outputs, CONV2D.reference(given, arrays), 1e-5)
     assert not fault
+
+
+# ---- Boxes that are loaded with their halo ---------------------------------------------------------------------------
+
+halo = functools.partial(dict, block_h=8, block_w=8, images=1, block_n=64, stages=2)
+"""Parameters of such boxes."""
+
+HALOS = [
+    (problem((3, 11), 64, 64, 3, padding=(1, 1)), halo()),
+    (problem((3, 13), 64, 72, 3, padding=(1, 1), bias=True), halo(keepers=5, stages=3)),
+    (problem((5, 9), 128, 200, 3, padding=(2, 0), groups=2), halo(block_w=2, images=4, keepers=3)),
+    (problem((5, 10), 128, 136, 3, padding=(1, 2), strides=(1, 2), dilation=(2, 3), residual=True), halo(block_n=32)),
+    (problem((9, 7), 256, 128, 2, dtype="float16", padding=(0, 1)), halo(block_h=16, block_w=1, images=8, stages=3)),
+    (problem((2, 20), 64, 64, 5, padding=(2, 2)), halo(block_h=4, block_w=8, images=2)),
+]
+"""Of images that no number of boxes has, of which some are of more images than there are."""
+
+
+@pytest.mark.parametrize("given, knobs", HALOS)
+def test_halos_are_loaded_once(given, knobs):
+    arrays = CONV2D.inputs(np.random.default_rng(7), given)
+    outputs = executed(CONV2D.make(**given, **knobs), CPU, arrays)
+    _, fault = judged(outputs, CONV2D.reference(given, arrays), TOLERANCE[given["dtype"]])
+    assert not fault
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given, knobs", HALOS)
+def test_halos_on_a_gpu(cuda, given, knobs):
+    target = resolve_target("cuda")
+    arrays = CONV2D.inputs(np.random.default_rng(8), given)
+    outputs = executed(CONV2D.make(**given, **knobs), target, arrays)
+    _, fault = judged(outputs, CONV2D.reference(given, arrays), TOLERANCE[given["dtype"]])
+    assert not fault
+
+
+@pytest.mark.parametrize("given, knobs", HALOS[:4])
+def test_halos_code_for_gpus_on_the_host(given, knobs, tmp_path):
+    given = {**given, "dtype": "float32"}
+    recipe = CONV2D.make(**given, **{**knobs, "block_n": 16, "stages": 2})  # of 32 bits all weights have no more room
+    arrays = CONV2D.inputs(np.random.default_rng(5), given)
+    (program,), outputs = recipe.programs, {name: poison(*recipe.tensors[name]) for name in recipe.outputs}
+    source = tile.compile(program, AMPERE, Cache(tmp_path / "kept")).source
+    run(source, tile.plan(program, AMPERE).grid.blocks, {**arrays, **outputs}, tmp_path, True)
+    _, fault = judged(outputs, CONV2D.reference(given, arrays), 1e-5)
+    assert not fault
+
+
+@pytest.mark.parametrize(
+    "given, chosen",
+    [
+        (problem((32, 56), 64, 64, 3, padding=(1, 1)), {"block_h": 8, "block_w": 8, "images": 1, "keepers": 132}),
+        (problem((32, 14), 256, 256, 3, padding=(1, 1)), {"block_h": 16, "block_w": 2, "images": 4, "keepers": 0}),
+        (problem((1, 14), 256, 256, 3, padding=(1, 1)), None),  # fewer boxes than multiprocessors
+        (problem((32, 56), 64, 64, 1), None),
+        (problem((32, 56), 64, 64, 3, strides=(2, 2)), None),
+        (problem((32, 56), 96, 64, 3), None),
+        (problem((32, 56), 64, 64, 3, dtype="float32"), None),
+    ],
+)
+def test_halos_are_the_default_where_windows_overlap(given, chosen):
+    knobs = {name: values[0] for name, values in CONV2D.parameters(HOPPER, given).items()}
+    assert ("images" in knobs) == (chosen is not None)
+    assert {name: knobs[name] for name in chosen or ()} == (chosen or {})
+    assert "images" not in CONV2D.parameters(AMPERE, given)
+
+
+@pytest.mark.parametrize(
+    "changes, knobs, message",
+    [
+        ({"strides": (2, 1)}, halo(), "boxes with a halo have windows one row apart, not 2"),
+        ({"channels": 96}, halo(), "boxes with a halo have multiples of 64 channels a group, not 96"),
+        ({"channels": 128}, halo(keepers=2), "boxes with a halo have 64 channels a group, not 128"),
+    ],
+)
+def test_halos_that_are_none(changes, knobs, message):
+    with pytest.raises(TileError, match=message):
+        CONV2D.make(**{**problem((2, 9), 64, 64, 3), **changes}, **knobs)
+
+
+def test_halos_of_rows_that_are_no_atoms_are_multiplied_otherwise():
+    (program,) = CONV2D.make(**problem((2, 8), 64, 64, 3, padding=(1, 1)), **halo(block_h=16, block_w=4)).programs
+    text = tile.explain(program, HOPPER)
+    assert "a[4:68, 0:64] @ b[64:128, 0:64].T: mma.sync" in text and "as wgmma takes it" not in text

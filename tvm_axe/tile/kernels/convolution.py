@@ -8,7 +8,8 @@ one, such as an image's three colours, single elements, which don't run ahead.
 
 Depthwise convolutions have one term a pixel and nothing that tensor cores could share, so their tiles are boxes of
 pixels, loaded once with what stands around them (`tvm_axe.tile.kernels.depthwise`); so are those of few channels a
-group on GPUs.
+group on GPUs. On Hopper boxes of many channels are loaded once for all rows of the kernel
+(`tvm_axe.tile.kernels.halos`).
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 """
@@ -27,7 +28,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.kernels import depthwise
+from tvm_axe.tile.kernels import depthwise, halos
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose, only_used, product_slack
@@ -79,6 +80,8 @@ def conv2d(
     extents = (batch, height, width, channels, out_channels, kernel_height, kernel_width)
     windows = Windows(*extents, dtype, strides, padding, dilation, groups)
     epilogue = Epilogue(bias=bias, activation=activation, residual=residual)
+    if "images" in parameters:
+        return halos.boxes(windows, epilogue, **parameters)
     if "block_h" in parameters:
         return depthwise.boxes(windows, epilogue, **parameters)
     return _product(windows, epilogue, **parameters)
@@ -180,6 +183,8 @@ def _pixel(windows: Windows, row: Any) -> tuple[Any, Any, Any]:
 def _knobs(target: Target, problem: Problem) -> Knobs:
     windows, machine = windows_of(problem), machine_of(target)
     boxes = depthwise.knobs(machine, windows)
+    if boxes is None and isinstance(machine, Gpu):
+        boxes = halos.knobs(machine, windows)
     if boxes is not None:
         return boxes
     if not isinstance(machine, Gpu):

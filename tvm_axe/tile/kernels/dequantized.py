@@ -40,8 +40,8 @@ from tvm_axe.tile.kernels.weights import CODES, EXPONENTS, FLOAT4, FP4, OF_BYTES
 _FEW, SOME = 16, 64
 """Rows that tiles are for where it isn't known how many there are: a batch of tokens, or a part of a prompt."""
 
-_WORTH = 3
-"""Parts of a sum of more than a few rows that are worth being added by another program."""
+_WORTH, _MOST = 3, 4
+"""Parts of a sum of more than a few rows that are worth being added by another program, at least and at most."""
 
 _EVENER = 1.1
 """By how much two parts of a sum have to share tiles more evenly, so that they are worth being added."""
@@ -278,9 +278,12 @@ def check_packed(
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
     """Steps along k of some groups, or some of which make one: of few rows longer ones."""
-    group, machine = problem["group"], machine_of(target)
+    group, m, machine = problem["group"], problem["m"], machine_of(target)
     few, many = ((128, 256, 64), (64, 32, 128)) if isinstance(machine, Gpu) else ((256, 128), (256, 128))
-    together = _TOGETHER_OF_BYTES if problem.get("weights") in OF_BYTES else _TOGETHER
+    of_bytes, some = problem.get("weights") in OF_BYTES, not isinstance(m, int) or m > _FEW
+    if isinstance(machine, Gpu) and machine.tensor_cores == "wgmma" and some and not of_bytes:
+        few = (256, 128, 64)  # half as many barriers for as many products
+    together = _TOGETHER_OF_BYTES if of_bytes else _TOGETHER
     steps = _of_groups(group, *few), _of_groups(group, *many)
     return decoding_knobs(target, problem, 8, most_rows(target), *steps, together)
 
@@ -319,10 +322,10 @@ def decoding_knobs(
     block_m = min(step * tile.cdiv(m, step), most)
     block_n = 128 if m > SOME else 64
     blocks = next((blocks for rows, blocks in together if m <= rows), 1)
-    blocks = blocks if block_k[0] <= 128 else min(2, blocks)
+    blocks = blocks if block_k[0] <= 256 else min(2, blocks)
     tiles = tile.cdiv(n, block_n) * tile.cdiv(m, block_m)
     return {
-        "splits": choose(_parts(machine, m, tiles, k // block_k[0], blocks), 1, 2, 4, 8),
+        "splits": choose(_parts(machine, m, tiles, k, block_k[0], blocks), 1, 2, 4, 8),
         "block_m": choose(block_m, 64, 128),
         "block_n": choose(block_n, 64, 128),
         "block_k": block_k,
@@ -331,18 +334,19 @@ def decoding_knobs(
     }
 
 
-def _parts(machine: Gpu, rows: int, tiles: int, steps: int, blocks: int) -> int:
-    """Into how many parts a sum is split: as many as run at once, of eight steps at least.
+def _parts(machine: Gpu, rows: int, tiles: int, terms: int, block_k: int, blocks: int) -> int:
+    """Into how many parts a sum is split: as many as run at once, of eight steps at least, or of 1,024 terms.
 
-    Of more than a few rows two parts aren't worth being added. Of a few they are where multiprocessors would have
-    uneven numbers of tiles. Of many rows a block has a multiprocessor for itself, and adding a part takes longer than
-    even numbers of tiles would save.
+    Of more than a few rows two parts aren't worth being added, nor are more than four. Of a few they are where
+    multiprocessors would have uneven numbers of tiles. Of many rows a block has a multiprocessor for itself, and adding
+    a part takes longer than even numbers of tiles would save.
     """
+    steps = terms // min(block_k, 128)
     if rows > SOME:
         return max(1, min(machine.processors // tiles, steps // 4))
     parts = max(1, min(blocks * machine.processors // tiles, steps // 8))
     if rows > _FEW:
-        return parts if parts >= _WORTH else 1
+        return min(parts, _MOST) if parts >= _WORTH else 1
 
     def evenly(parts: int) -> float:
         """A multiprocessor's blocks on average, over those of the one that has most."""

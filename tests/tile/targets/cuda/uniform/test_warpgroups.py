@@ -1,5 +1,7 @@
 """Products by wgmma of operands that threads load: what is planned, its code, and on a GPU beside the interpreter."""
 
+import re
+
 import ml_dtypes  # noqa: F401  (numpy's names of small floats)
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from interpreter import interpret
 from tvm.script import tirx as T
 
 from tvm_axe import tile
-from tvm_axe.errors import TileError
+from tvm_axe.errors import TileError, TileWarning
 from tvm_axe.machines.cache import Cache
 from tvm_axe.tile.targets.cuda.instructions import mma
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
@@ -218,3 +220,100 @@ def test_values_on_a_gpu(name, cuda, tmp_path):
         want = interpret(program, *[array.copy() for array in arrays])[3]
         executable(*arrays)
         np.testing.assert_array_equal(arrays[3], want)
+
+
+# ---- Parts of tiles --------------------------------------------------------------------------------------------------
+
+
+def parts(a=(0, 0), b=(0, 0), shapes=((80, 128), (80, 128)), transposes=(False, True), dtype="bfloat16", both=False):
+    """A product of 64 x 64 x 64 of the parts of two tiles that begin there; `both` times, the first of whole atoms."""
+    (a_rows, a_columns), (b_rows, b_columns) = a, b
+
+    @T.prim_func
+    def func(A: T.Buffer(shapes[0], dtype), B: T.Buffer(shapes[1], dtype), C: T.Buffer((64, 64), "float32")):
+        with tile.kernel(1):
+            left = tile.shared(shapes[0], dtype)
+            right = tile.shared(shapes[1], dtype)
+            c = tile.fragment((64, 64), "float32")
+            tile.copy(A, left)
+            tile.copy(B, right)
+            tile.fill(c, 0)
+            if both:
+                tile.gemm(left[0:64, 0:64], right[0:64, 0:64], c, transpose_a=transposes[0], transpose_b=transposes[1])
+            tile.gemm(
+                left[a_rows : a_rows + 64, a_columns : a_columns + 64],
+                right[b_rows : b_rows + 64, b_columns : b_columns + 64],
+                c,
+                transpose_a=transposes[0],
+                transpose_b=transposes[1],
+            )
+            tile.copy(c, C)
+
+    return func
+
+
+TURNED = {"shapes": ((80, 128), (80, 192)), "transposes": (True, False)}
+PARTS = [
+    ({}, "wgmma"),
+    ({"a": (8, 0), "b": (16, 0)}, "wgmma"),
+    ({"a": (16, 16), "b": (8, 16)}, "wgmma"),
+    ({"a": (4, 0)}, "mma"),
+    ({"b": (1, 0)}, "mma"),
+    ({"a": (8, 8), "b": (0, 8)}, "mma"),
+    ({"a": (0, 4), "b": (0, 4)}, "multiply-adds"),
+    ({"a": (0, 1), "b": (0, 1), "shapes": ((80, 65), (80, 72))}, "multiply-adds"),
+    ({"a": (3, 0), "both": True}, "mma"),
+    ({"a": (0, 2), "both": True}, "multiply-adds"),
+    ({"a": (8, 64), "b": (8, 128), **TURNED}, "wgmma"),
+    ({"a": (8, 16), "b": (8, 0), **TURNED}, "mma"),
+    ({"a": (4, 64), "b": (4, 0), **TURNED}, "mma"),
+    ({"a": (1, 64), "b": (1, 72), **TURNED}, "mma"),
+    ({"a": (0, 3), **TURNED}, "multiply-adds"),
+]
+"""Where parts begin, and what multiplies them: a descriptor knows whole atoms, ldmatrix rows of 16 aligned bytes."""
+
+
+@pytest.mark.parametrize("given, by", PARTS)
+@pytest.mark.filterwarnings("ignore:.*tens of times slower")
+def test_what_multiplies_parts_of_tiles(given, by):
+    text = tile.explain(parts(**given), HOPPER)
+    assert ("products are wgmma" in text) == (by == "wgmma")
+    assert ("mma.sync" in text) == (by == "mma")
+    assert ("multiply-adds" in text) == (by == "multiply-adds")
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"a": (4, 0)}, r"left\[4:68, 0:64\] begins at no row that 8 divides and column that 16 divides"),
+        ({"a": (0, 8), "b": (0, 8)}, "begins at no row that 8 divides and column that 16 divides"),
+        ({"a": (0, 16), **TURNED}, r"left\[0:64, 16:80\] begins at no row that 8 divides and column that 64 divides"),
+    ],
+)
+def test_roles_of_other_parts_are_refused(given, message):
+    assert re.search(message, tile.explain(parts(**given), HOPPER))
+
+
+def test_a_part_that_is_loaded_slowly_is_warned_of():
+    with pytest.warns(TileWarning, match=r"rows of left\[0:64, 4:68\] begin at no multiples of 16 bytes"):
+        tile.plan(parts(a=(0, 4), b=(0, 4)), AMPERE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given, by", PARTS)
+@pytest.mark.filterwarnings("ignore:.*tens of times slower")
+def test_parts_of_tiles_on_a_gpu(cuda, given, by, tmp_path):
+    func = parts(**given)
+    a_shape, b_shape = given.get("shapes", ((80, 128), (80, 128)))
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-4, 5, shape).astype("bfloat16") for shape in (a_shape, b_shape))
+    c = np.full((64, 64), np.nan, "float32")
+    tile.compile(func, "cuda", Cache(tmp_path / "kept"))(a, b, c)
+    expected = np.zeros((64, 64))
+    begins = [(given.get("a", (0, 0)), given.get("b", (0, 0)))]
+    for rows, columns in [((0, 0), (0, 0))] * given.get("both", False) + begins:
+        left = a[rows[0] : rows[0] + 64, rows[1] : rows[1] + 64].astype("float64")
+        right = b[columns[0] : columns[0] + 64, columns[1] : columns[1] + 64].astype("float64")
+        ta, tb = given.get("transposes", (False, True))
+        expected += (left.T if ta else left) @ (right.T if tb else right)
+    np.testing.assert_array_equal(c, expected)

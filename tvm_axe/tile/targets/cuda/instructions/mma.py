@@ -19,12 +19,16 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Iter, Layout
+from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.regions import Region
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Registers
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD
 
 WARP = 32
+
+_PIECE = 128
+"""Bits of a row of the matrices that are loaded together."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,18 @@ def obstacle(gemm: Gemm) -> str | None:
         return "a left operand in a fragment can't be transposed"
     if a.scope != "shared" and instruction.pack == 1:
         return f"a left operand in a fragment has elements of 16 or 8 bits, got {a.dtype}"
+    return misplaced(gemm)
+
+
+def misplaced(gemm: Gemm) -> str | None:
+    """Why the places of an operand's rows in shared memory aren't those of what is loaded together; None if they are.
+
+    Source: PTX ISA, "Warp-level matrix load instruction: ldmatrix", whose rows are aligned to 16 bytes.
+    """
+    for region in (gemm.a, gemm.b):
+        piece = _PIECE // dtype_bits(region.tile.dtype)
+        if region.tile.scope == "shared" and not (region.begins_at(-1, piece) and region.tile.shape[-1] % piece == 0):
+            return f"rows of {region} begin at no multiples of {_PIECE // 8} bytes, which are loaded together"
     return None
 
 

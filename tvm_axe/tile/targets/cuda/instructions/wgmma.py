@@ -89,7 +89,10 @@ OPERANDS = {
 
 
 def obstacle(gemm: Gemm) -> str | None:
-    """Why the instruction can't do a product, as the end of a sentence; None if it can."""
+    """Why the instruction can't do a product, as the end of a sentence; None if it can.
+
+    Source: PTX ISA, "Matrix Descriptor Format", for where an operand may begin.
+    """
     (m, n, k), dtype, other = gemm.shape, gemm.a.tile.dtype, gemm.b.tile.dtype
     if dtype not in OPERANDS or (other != dtype and not {dtype, other} <= {"float8_e4m3fn", "float8_e5m2"}):
         return f"operands are {dtype} and {other}; valid are two of one type among {', '.join(OPERANDS)}"
@@ -116,6 +119,11 @@ def obstacle(gemm: Gemm) -> str | None:
             return f"operands in shared memory are matrices with 8i rows of 32j bytes, not {tile}"
         if tile.scope == "shared" and tile.layout is not None and not same_layout(tile.layout, tma.axe_layout(tile)):
             return f"{tile} is annotated with {tile.layout}; the instruction takes {tma.axe_layout(tile)}"
+    for region, along_k in ((gemm.a, not gemm.transpose_a), (gemm.b, gemm.transpose_b)):
+        steps = (tma.ATOM_ROWS, takes.depth if along_k else tma.panel(region.tile))
+        if region.tile.scope == "shared" and not all(region.begins_at(d, step) for d, step in enumerate(steps)):
+            # A descriptor's address is of a pattern that repeats: it knows no row of an atom, nor a part of a step.
+            return f"{region} begins at no row that {steps[0]} divides and column that {steps[1]} divides"
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tvm_ffi
@@ -165,10 +165,11 @@ def _products(
     chained = any(gemm.a.tile.scope != "shared" for gemm in gemms)
     for gemm in gemms:
         _check_gemm(gemm)
-    chosen = {gemm: _instruction(program, gemm, target, threads, decisions) for gemm in gemms}
+    beside = {gemm: [each for each in gemms if each.c.tile is gemm.c.tile] for gemm in gemms}
+    chosen = {gemm: _instruction(program, gemm, beside[gemm], target, threads, decisions) for gemm in gemms}
     by_fma = [gemm for gemm in gemms if chosen[gemm] == "fma"]
     for gemm in by_fma if gpu.tensor_cores != "none" else ():
-        _warn_of_fragment(program, gemm)
+        _warn_of_operands(program, gemm)
     across = fma.threads_along_rows([gemm.shape[1] for gemm in by_fma], threads)
     for gemm in gemms:
         m, n, k = gemm.shape
@@ -251,38 +252,60 @@ def _check_annotated(gemm: Gemm, fragments: Mapping[Tile, LayoutChoice], fixed: 
             )
 
 
-def _warn_of_fragment(program: TileProgram, gemm: Gemm) -> None:
-    """Warn of a product that is far slower than it need be, since its left operand is in registers."""
-    tile = gemm.a.tile
+def _warn_of_operands(program: TileProgram, gemm: Gemm) -> None:
+    """Warn of a product that is far slower than it need be, for where its operands are."""
+    tile, why = gemm.a.tile, mma.obstacle(gemm)
     from_shared = replace(gemm, a=replace(gemm.a, tile=replace(tile, scope="shared")))
-    why, other = mma.obstacle(gemm), mma.obstacle(from_shared)
-    if gemm.instruction is None and tile.dtype != "float32" and why is not None and other is None:
-        warnings.warn(
-            f"{program.name}: {gemm} is done by multiply-adds, tens of times slower than tensor cores: {why}; with "
-            f"{tile.name} a tile.shared, mma does it",
-            TileWarning,
-            stacklevel=2,
-        )
+    if gemm.instruction is not None or tile.dtype == "float32" or why is None:
+        return
+    if mma.obstacle(from_shared) is None:
+        instead = f"with {tile.name} a tile.shared, mma does it"
+    elif why == mma.misplaced(gemm):
+        instead = "mma does it of parts whose columns begin, and of tiles whose rows end, at such multiples"
+    else:
+        return
+    warnings.warn(
+        f"{program.name}: {gemm} is done by multiply-adds, tens of times slower than tensor cores: {why}; {instead}",
+        TileWarning,
+        stacklevel=2,
+    )
 
 
-def _instruction(program: TileProgram, gemm: Gemm, target: Target, threads: int, decisions: Decisions) -> str:
-    """``"wgmma"``, ``"mma"`` or ``"fma"``."""
-    by_mma, by_fma, by_wgmma = mma.obstacle(gemm), fma.obstacle(gemm), obstacle(gemm, target, threads)
-    if gpu_of(target).tensor_cores == "none":
-        by_mma = "no tensor cores that mma is an instruction of"
+def _instruction(
+    program: TileProgram, gemm: Gemm, beside: Sequence[Gemm], target: Target, threads: int, decisions: Decisions
+) -> str:
+    """``"wgmma"``, ``"mma"`` or ``"fma"``: for products into one accumulator, those `beside`, what all of them can do.
+
+    Where it is annotated for some of them, it is for all.
+    """
+    tensor_cores = gpu_of(target).tensor_cores
+    obstacles: dict[str, Callable[[Gemm], str | None]] = {
+        "wgmma": lambda each: obstacle(each, target, threads),
+        "mma": lambda each: (
+            "no tensor cores that mma is an instruction of" if tensor_cores == "none" else mma.obstacle(each)
+        ),
+        "fma": fma.obstacle,
+    }
     if gemm.instruction is not None:
-        why = {"mma": by_mma, "fma": by_fma, "wgmma": by_wgmma}[gemm.instruction]
+        why = obstacles[gemm.instruction](gemm)
         if why is not None:
             raise TileError(f"{gemm}: instruction={gemm.instruction!r}, but {why}; without it the fastest is chosen")
         decisions.add(gemm, gemm.instruction, "as annotated")
         return gemm.instruction
-    if by_wgmma is None and gemm.a.tile.dtype != "float32" and is_gathered(program, gemm):
+    whys = {name: next(filter(None, map(of, beside)), None) for name, of in obstacles.items()}
+    annotated = next((each for each in beside if each.instruction is not None), None)
+    if annotated is not None and annotated.instruction is not None and whys[annotated.instruction] is None:
+        decisions.add(gemm, annotated.instruction, f"as annotated for {annotated}")
+        return annotated.instruction
+    rounded = all(each.a.tile.dtype != "float32" for each in beside)
+    if whys["wgmma"] is None and rounded and any(is_gathered(program, each) for each in beside):
         decisions.add(gemm, "wgmma", "it multiplies while threads gather operands on")
         return "wgmma"
-    if by_mma is None and gemm.a.tile.dtype != "float32":
+    if whys["mma"] is None and rounded:
         decisions.add(gemm, f"mma.sync {mma.INSTRUCTIONS[gemm.a.tile.dtype].name}", "tensor cores take its types")
         return "mma"
-    if by_fma is None:
-        decisions.add(gemm, "multiply-adds", by_mma or "float32 products stay exact unless instruction='mma' is given")
+    if whys["fma"] is None:
+        exact = "float32 products stay exact unless instruction='mma' is given"
+        decisions.add(gemm, "multiply-adds", whys["mma"] or exact)
         return "fma"
-    raise TileError(f"{gemm}: mma: {by_mma}; fma: {by_fma}")
+    raise TileError(f"{gemm}: mma: {whys['mma']}; fma: {whys['fma']}")
