@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
+from tvm_axe.tile.kernels.convolution import conv2d
 from tvm_axe.tile.program import TileProgram, TileSequence
 from tvm_axe.tile.sequences import read_function
 
@@ -203,9 +204,35 @@ def sequence(X: T.Buffer((ROWS, COLUMNS), "float32"), Y: T.Buffer((ROWS, COLUMNS
         Y[i, j] = X[i, j] * total[ROWS - 1 - i]
 
 
+@T.prim_func
+def parts(
+    A: T.Buffer((72, 128), "float16"), B: T.Buffer((72, 128), "float16"), C: T.Buffer((64, 64), "float32")
+) -> None:
+    with tile.kernel(1):
+        a = tile.shared((72, 128), "float16")
+        b = tile.shared((72, 128), "float16")
+        c = tile.fragment((64, 64), "float32")
+        tile.copy(A, a)
+        tile.copy(B, b)
+        tile.fill(c, 0)
+        tile.gemm(a[3:67, 64:128], b[8:72, 8:72], c, transpose_b=True)
+        tile.copy(c, C)
+
+
+def halo(keepers: int) -> Any:
+    """A convolution whose boxes lie over edges of images, which so many blocks take or each has its own."""
+    windows = {"batch": 2, "height": 9, "width": 11, "channels": 64, "kernel_height": 3, "kernel_width": 3}
+    boxes = {"block_h": 8, "block_w": 4, "images": 2, "block_n": 64, "stages": 2, "keepers": keepers}
+    return conv2d(**windows, out_channels=72, padding=(1, 1), dtype="float16", **boxes).programs[0]
+
+
 WORDS: Mapping[str, Any] = {
-    func.attrs["global_symbol"]: func
-    for func in (order, atomics, random, ending, gathered, printed, profiled, reduced, strided, sequence)
+    **{
+        func.attrs["global_symbol"]: func
+        for func in (order, atomics, random, ending, gathered, printed, profiled, reduced, strided, sequence, parts)
+    },
+    "halo": halo(0),
+    "kept_halo": halo(5),
 }
 """Programs by name."""
 
@@ -223,7 +250,8 @@ def drawn(program: TileProgram | TileSequence, rng: np.random.Generator) -> list
             empty = 0 if program.name == "atomics" else np.nan if "float" in dtype else 77
             values = np.full(shape, empty).astype(dtype)
         else:
-            low, high = (0, _LIMITS[param.name]) if dtype == "int32" else (-9, 10)
+            most = 2 if program.name == "conv2d" else 9  # its sums are to be exact in 16 bits
+            low, high = (0, _LIMITS[param.name]) if dtype == "int32" else (-most, most + 1)
             values = rng.integers(low, high, shape).astype(dtype)
         made.append(values if param.strides is None else _apart(values, param.strides))
     return made
@@ -242,7 +270,9 @@ def fault(name: str, target: Target, rng: np.random.Generator) -> str:
     """What a program has wrong on a target, or nothing."""
     from interpreter import interpret
 
-    executable, program = tile.compile(WORDS[name], target), read_function(WORDS[name])
+    word = WORDS[name]
+    program = word if isinstance(word, TileProgram) else read_function(word)
+    executable = tile.compile(program, target)
     arguments = drawn(program, rng)
     expected = [each for each in interpret(program, *arguments) if isinstance(each, np.ndarray)]
     run: Callable[..., object] = executable

@@ -31,6 +31,9 @@ _PIECE = 128
 _KEPT = 80 << 10
 """Bytes of weights that a block keeps at most, so that boxes have room beside them."""
 
+_ENOUGH = 0.8
+"""Boxes for each multiprocessor at least; of fewer, smaller tiles of rows use more of them."""
+
 _DEPTH = 64
 """Channels of a step, which a swizzled row has of 16 bits."""
 
@@ -264,8 +267,8 @@ class _Product:
 def knobs(gpu: Gpu, windows: Windows) -> Knobs | None:
     """Boxes of 128 pixels, or of 64 whose blocks keep their weights; None where products of windows are better.
 
-    That is where windows don't overlap from row to row, where a step hasn't a swizzled row's channels, and where there
-    are fewer boxes than multiprocessors.
+    That is where windows don't overlap from row to row, where a step hasn't a swizzled row's channels, and where boxes
+    are few.
     """
     fits = windows.strides[0] == 1 and windows.kernel_height > 1 and windows.depth % _DEPTH == 0
     if gpu.tensor_cores != "wgmma" or dtype_bits(windows.dtype) != 16 or not fits or windows.columns < _DEPTH:
@@ -276,7 +279,7 @@ def knobs(gpu: Gpu, windows: Windows) -> Knobs | None:
     pixels = 64 if keeps else 128
     candidates = [Boxes(windows, *each) for each in _shapes(pixels, windows)]
     best = min(candidates, key=lambda each: (each.count * (each.pixels + each.loaded), each.images))
-    if best.count * tiles < gpu.processors:
+    if best.count * tiles < _ENOUGH * gpu.processors:
         return None
     keepers = gpu.processors // tiles if keeps and best.count * tiles >= 4 * gpu.processors else 0
     return {
