@@ -174,6 +174,7 @@ def test_halos_code_for_gpus_on_the_host(given, knobs, tmp_path):
     [
         (problem((32, 56), 64, 64, 3, padding=(1, 1)), {"block_h": 8, "block_w": 8, "images": 1, "keepers": 132}),
         (problem((32, 14), 256, 256, 3, padding=(1, 1)), {"block_h": 16, "block_w": 2, "images": 4, "keepers": 0}),
+        (problem((32, 7), 512, 512, 3, padding=(1, 1)), {"block_h": 8, "block_w": 8, "images": 2, "stages": 3}),
         (problem((1, 14), 256, 256, 3, padding=(1, 1)), None),  # few boxes
         (problem((32, 56), 64, 64, 1), None),
         (problem((32, 56), 64, 64, 3, strides=(2, 2)), None),

@@ -278,7 +278,11 @@ def knobs(gpu: Gpu, windows: Windows) -> Knobs | None:
     keeps = windows.depth == _DEPTH and windows.terms * block_n * 2 <= _KEPT
     pixels = 64 if keeps else 128
     candidates = [Boxes(windows, *each) for each in _shapes(pixels, windows)]
-    best = min(candidates, key=lambda each: (each.count * (each.pixels + each.loaded), each.images))
+    at_once = [each for each in candidates if each.count * tiles <= gpu.processors]
+    if at_once:  # each has a multiprocessor for itself, and one more or less takes no longer: fewest images are fastest
+        best = min(at_once, key=lambda each: (each.images, -each.count))
+    else:
+        best = min(candidates, key=lambda each: (each.count * (each.pixels + each.loaded), each.images))
     if best.count * tiles < _ENOUGH * gpu.processors:
         return None
     keepers = gpu.processors // tiles if keeps and best.count * tiles >= 4 * gpu.processors else 0
@@ -287,7 +291,7 @@ def knobs(gpu: Gpu, windows: Windows) -> Knobs | None:
         "block_w": choose(best.columns, 1, 2, 4, 8),
         "images": choose(best.images, 1, 2, 4, 8, 16),
         "block_n": choose(block_n, 128),
-        "stages": choose(3 if keepers else 2, 2, 3),
+        "stages": choose(3 if keepers or at_once else 2, 2, 3),
         "keepers": choose(keepers, 0),
         "swizzle": choose(1 if keepers or tiles == 1 else 8, 1, 4),
     }
