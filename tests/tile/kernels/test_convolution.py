@@ -126,7 +126,8 @@ def test_code_for_gpus_on_the_host(given, knobs, early, tmp_path):
 # ---- Boxes that are loaded with their halo ---------------------------------------------------------------------------
 
 halo = functools.partial(dict, block_h=8, block_w=8, images=1, block_n=64, stages=2)
-"""Parameters of such boxes."""
+around = functools.partial(halo, block_w=14, block_n=16, keepers=3, around=1)
+"""Parameters of such boxes, and of those that are loaded with all that stands around them."""
 
 HALOS = [
     (problem((3, 11), 64, 64, 3, padding=(1, 1)), halo()),
@@ -135,6 +136,11 @@ HALOS = [
     (problem((5, 10), 128, 136, 3, padding=(1, 2), strides=(1, 2), dilation=(2, 3), residual=True), halo(block_n=32)),
     (problem((9, 7), 256, 128, 2, dtype="float16", padding=(0, 1)), halo(block_h=16, block_w=1, images=8, stages=3)),
     (problem((2, 20), 64, 64, 5, padding=(2, 2)), halo(block_h=4, block_w=8, images=2)),
+    (problem((3, 14), 64, 64, 3, padding=(1, 1), groups=4), around(keepers=5)),
+    (problem((3, 15), 32, 32, 3, padding=(1, 1), groups=8, bias=True), around(merged=4)),
+    (problem((2, 7), 48, 96, 3, groups=6, dtype="float16"), around(block_h=7, block_w=7, merged=2, block_n=24)),
+    (problem((5, 17), 64, 96, 3, dilation=(2, 3), groups=4, residual=True), around(images=2, block_w=5, block_n=8)),
+    (problem((2, 12), 64, 64, 2, padding=(1, 0)), around(block_w=6, block_n=64, stages=3)),
 ]
 """Of images that no number of boxes has, of which some are of more images than there are."""
 
@@ -157,7 +163,7 @@ def test_halos_on_a_gpu(cuda, given, knobs):
     assert not fault
 
 
-@pytest.mark.parametrize("given, knobs", HALOS[:4])
+@pytest.mark.parametrize("given, knobs", HALOS[:4] + HALOS[6:9])
 def test_halos_code_for_gpus_on_the_host(given, knobs, tmp_path):
     given = {**given, "dtype": "float32"}
     recipe = CONV2D.make(**given, **{**knobs, "block_n": 16, "stages": 2})  # of 32 bits all weights have no more room
@@ -194,7 +200,10 @@ def test_halos_are_the_default_where_windows_overlap(given, chosen):
     [
         ({"strides": (2, 1)}, halo(), "boxes with a halo have windows one row apart, not 2"),
         ({"channels": 96}, halo(), "boxes with a halo have multiples of 64 channels a group, not 96"),
-        ({"channels": 128}, halo(keepers=2), "boxes with a halo have 64 channels a group, not 128"),
+        ({"channels": 128}, halo(keepers=2), "boxes with a halo have at most 64 channels a group, not 128"),
+        ({"groups": 2}, around(merged=4), "merged=4; valid divides the 2 groups"),
+        ({"strides": (1, 2)}, around(), "boxes with a halo have windows one column apart, not 2"),
+        ({}, halo(around=1), "around and merged are for blocks that keep weights"),
     ],
 )
 def test_halos_that_are_none(changes, knobs, message):

@@ -1,8 +1,9 @@
 """Convolutions as products of boxes of pixels, which are loaded with their halo: what stands above and below them.
 
 A box's rows lie one behind the other in shared memory, so the pixels under the next row of the kernel are the same tile
-further on, and one load serves all rows of the kernel. The next column is loaded anew. A product of windows
-(`tvm_axe.tile.kernels.convolution`) loads a pixel as often as there are places in the kernel.
+further on, and one load serves all rows of the kernel. The next column is loaded anew, or, for groups of few channels,
+lies beside it. A product of windows (`tvm_axe.tile.kernels.convolution`) loads a pixel as often as there are places in
+the kernel.
 
 Where all weights of a block's columns have room, blocks keep them and take box after box.
 """
@@ -37,6 +38,9 @@ _ENOUGH = 0.8
 _DEPTH = 64
 """Channels of a step, which a swizzled row has of 16 bits."""
 
+_ROWS = 16
+"""What divides the rows of a product."""
+
 
 @dataclass(frozen=True)
 class Boxes:
@@ -45,35 +49,56 @@ class Boxes:
     A box's pixels are in order of their row, then of the image, then of the column, so that `across` of them make a
     row, and so do those that are loaded.
 
+    With `around`, rows have the pixels beside a box, too. Those under any place of the kernel are then the same tile
+    further on, and a product has rows for the pixels beside, which are nobody's.
+
     Raises
     ------
     TileError
-        The convolution's windows are some rows apart: the next pixel's isn't the next row then.
+        The convolution's windows are some rows apart, or columns, with `around`: the next pixel's isn't the next then.
     """
 
     windows: Windows
     rows: int
     columns: int
     images: int
+    around: bool = False
 
     def __post_init__(self) -> None:
-        if self.windows.strides[0] != 1:
-            raise TileError(f"conv2d: boxes with a halo have windows one row apart, not {self.windows.strides[0]}")
+        for apart, what in zip(self.windows.strides, ("row", "column") if self.around else ("row",)):
+            if apart != 1:
+                raise TileError(f"conv2d: boxes with a halo have windows one {what} apart, not {apart}")
+
+    @property
+    def _width(self) -> int:
+        """Pixels of an image in a row."""
+        return self.columns + (self.windows.span[1] - 1 if self.around else 0)
 
     @property
     def across(self) -> int:
         """Pixels of a row."""
-        return self.images * self.columns
+        return self.images * self._width
 
     @property
     def pixels(self) -> int:
-        """Pixels of the results: the rows of a product."""
-        return self.rows * self.across
+        """Rows of a product: one for each pixel of the results, and those that are nobody's."""
+        return tile.cdiv(self.rows * self.across, _ROWS) * _ROWS if self.around else self.rows * self.across
 
     @property
     def loaded(self) -> int:
-        """Pixels under them that one column of the kernel covers."""
-        return (self.rows + self.windows.span[0] - 1) * self.across
+        """Pixels under them that one column of the kernel covers, or the kernel."""
+        down, beside = (size - 1 for size in self.windows.span)
+        return self.pixels + down * self.across + (beside if self.around else 0)
+
+    @property
+    def loads(self) -> int:
+        """How often these are loaded: for each column of the kernel, or once."""
+        return 1 if self.around else self.windows.kernel_width
+
+    def begin(self, y: int, x: int) -> int:
+        """With which row those pixels begin that are under a place of the kernel, all loads one behind the other."""
+        down, right = self.windows.dilation
+        return y * down * self.across + x * (right if self.around else self.loaded)
 
     @property
     def count(self) -> int:
@@ -84,30 +109,24 @@ class Boxes:
     def _along(self) -> tuple[int, int]:
         return tile.cdiv(self.windows.out_height, self.rows), tile.cdiv(self.windows.out_width, self.columns)
 
-    def _first(self, box: Any) -> tuple[Any, Any, Any]:
-        """The image, the row and the column with which a box begins."""
-        down, right = self._along
-        return box // (down * right) * self.images, box // right % down * self.rows, box % right * self.columns
-
     def result(self, box: Any, pixel: Any) -> tuple[Any, Any, Any]:
         """The image, the row and the column of a box's pixel."""
-        image, y, x = self._first(box)
-        return (
-            image + pixel % self.across // self.columns,
-            y + pixel // self.across,
-            x + pixel % self.across % self.columns,
-        )
+        down, right = self._along
+        image, y, x = box // (down * right) * self.images, box // right % down * self.rows, box % right * self.columns
+        row, column = pixel // self.across, pixel % self.across
+        return image + column // self._width, y + row, x + column % self._width
 
     def is_result(self, box: Any, pixel: Any) -> Any:
-        """Whether the results have a box's pixel; those at edges have fewer."""
+        """Whether the results have a box's pixel; those at edges have fewer, and those beside a box are another's."""
         image, y, x = self.result(box, pixel)
+        own = [pixel // self.across < self.rows, pixel % self._width < self.columns] if self.around else []
         windows = self.windows
-        return tirx.all(box < self.count, image < windows.batch, y < windows.out_height, x < windows.out_width)
+        return tirx.all(box < self.count, image < windows.batch, y < windows.out_height, x < windows.out_width, *own)
 
-    def source(self, box: Any, pixel: Any, column: Any) -> tuple[tuple[Any, Any, Any], Any]:
-        """Where a pixel that is loaded for a column of the kernel lies in the images, and whether it does."""
-        windows = self.windows
-        image, y, x = self.result(box, pixel)
+    def source(self, box: Any, pixel: Any) -> tuple[tuple[Any, Any, Any], Any]:
+        """Where a pixel that is loaded lies in the images, and whether it does; all loads one behind the other."""
+        windows, column = self.windows, 0 if self.around else pixel // self.loaded
+        image, y, x = self.result(box, pixel if self.around else pixel % self.loaded)
         y = y - windows.padding[0]
         x = x * windows.strides[1] + column * windows.dilation[1] - windows.padding[1]
         inside = (y >= 0, y < windows.height, x >= 0, x < windows.width)
@@ -125,78 +144,101 @@ def boxes(
     stages: int,
     keepers: int = 0,
     swizzle: int = 1,
+    around: int = 0,
+    merged: int = 1,
 ) -> Recipe:
     """A block has `block_h` x `block_w` pixels of `images` images, of `block_n` of a group's columns.
 
-    With `keepers`, so many blocks keep the weights of each `block_n` columns and take box after box.
+    With `keepers`, so many blocks keep the weights of each `block_n` columns and take box after box. With `around`
+    these load a box once with all that stands around it. `merged` groups are multiplied as one, with zeros between
+    them: tensor cores take no less than 16 channels.
 
     Raises
     ------
     TileError
-        Windows are some rows apart, or a group has no multiple of 64 channels; with `keepers`, other than 64.
+        Windows are some rows apart, or columns, with `around`. A group has no multiple of 64 channels; with `keepers`,
+        more than 64. `around` or `merged` is without `keepers`, or `merged` doesn't divide the groups.
     """
-    shape, depth = Boxes(windows, block_h, block_w, images), windows.depth
-    if depth % _DEPTH or (keepers and depth != _DEPTH):
-        valid = f"{_DEPTH}" if keepers else f"multiples of {_DEPTH}"
+    shape, depth = Boxes(windows, block_h, block_w, images, bool(around)), windows.depth * merged
+    if (around or merged > 1) and not keepers:
+        raise TileError("conv2d: around and merged are for blocks that keep weights: keepers from 1 on")
+    if windows.groups % merged:
+        raise TileError(f"conv2d: merged={merged}; valid divides the {windows.groups} groups")
+    if depth > _DEPTH if keepers else depth % _DEPTH:
+        valid = f"at most {_DEPTH}" if keepers else f"multiples of {_DEPTH}"
         raise TileError(f"conv2d: boxes with a halo have {valid} channels a group, not {depth}")
-    product = _Product(shape, epilogue, block_n)
+    product = _Product(shape, epilogue, block_n, min(depth, _DEPTH), merged)
     program = product.kept(stages, keepers) if keepers else product.streamed(stages, swizzle)
     return Recipe((only_used(program),), ("X", "W", *epilogue.tensors), ("Y",))
 
 
 @dataclass(frozen=True)
 class _Product:
-    """The product of a convolution's boxes and `block_n` of its weights' columns, by programs of two kinds."""
+    """The product of a convolution's boxes and `block_n` of its weights' columns, by programs of two kinds.
+
+    A step has `block_k` channels, of `merged` groups.
+    """
 
     boxes: Boxes
     epilogue: Epilogue
     block_n: int
+    block_k: int
+    merged: int
+
+    def _piece(self, channels: int) -> int:
+        """Channels that are loaded together, of so many neighbours."""
+        return math.gcd(channels, _PIECE // dtype_bits(self.boxes.windows.dtype))
 
     @property
-    def _pieces(self) -> tuple[int, int]:
-        """How a step's channels are loaded: so many pieces of so many."""
-        piece = _PIECE // dtype_bits(self.boxes.windows.dtype)
-        return _DEPTH // piece, piece
+    def _columns(self) -> int:
+        """Columns of the groups that are multiplied as one."""
+        return self.boxes.windows.columns * self.merged
 
     @property
     def _tiles(self) -> int:
-        """Tiles of a group's columns."""
-        return tile.cdiv(self.boxes.windows.columns, self.block_n)
+        """Tiles of these columns."""
+        return tile.cdiv(self._columns, self.block_n)
 
-    def _image(self, X: tirx.Buffer, t: Any, box: Any, pixel: Any, column: Any, channel: Any) -> Any:
+    @property
+    def _grid(self) -> int:
+        """Tiles of all columns."""
+        return self.boxes.windows.groups // self.merged * self._tiles
+
+    def _image(self, X: tirx.Buffer, t: Any, box: Any, pixel: Any, channel: Any) -> Any:
         """An element under a box, for the columns' tile `t`; zero where there is none."""
         windows = self.boxes.windows
-        place, inside = self.boxes.source(box, pixel, column)
-        at = (*place, t // self._tiles * windows.depth + channel)
+        place, inside = self.boxes.source(box, pixel)
+        at = (*place, t // self._tiles * (windows.depth * self.merged) + channel)
         return T.if_then_else(inside, X[at], tirx.const(0, windows.dtype))
 
     def _weight(self, W: tirx.Buffer, t: Any, n: Any, place: tuple[Any, Any], channel: Any) -> Any:
         """An element of the weights of a tile's `n`th column, zero where there is none."""
-        columns, dtype = self.boxes.windows.columns, self.boxes.windows.dtype
-        n = t % self._tiles * self.block_n + n
-        at = (t // self._tiles * columns + n, *place, channel)
-        value = W[at]
-        return T.if_then_else(n < columns, value, tirx.const(0, dtype)) if columns % self.block_n else value
+        windows, n = self.boxes.windows, t % self._tiles * self.block_n + n
+        at = (t // self._tiles * self._columns + n, *place, channel % windows.depth if self.merged > 1 else channel)
+        own = [n < self._columns] if self._columns % self.block_n else []
+        own += [n // windows.columns == channel // windows.depth] if self.merged > 1 else []
+        return T.if_then_else(tirx.all(*own), W[at], tirx.const(0, windows.dtype)) if own else W[at]
 
     def _multiply(self, a: tirx.Buffer, b: tirx.Buffer, c: tirx.Buffer, beside: int, anew: bool) -> None:
         """The products of so many columns of the kernel, one behind the other, of sums that begin anew or not."""
-        windows, pixels = self.boxes.windows, self.boxes.pixels
-        for place in range(windows.kernel_height * beside):
-            first = place % beside * self.boxes.loaded + place // beside * windows.dilation[0] * self.boxes.across
+        for place in range(self.boxes.windows.kernel_height * beside):
+            begin = self.boxes.begin(place // beside, place % beside)
             weights = b[place * self.block_n : (place + 1) * self.block_n, :]
-            tile.gemm(a[first : first + pixels, :], weights, c, transpose_b=True, accumulate=place > 0 or not anew)
+            image = a[begin : begin + self.boxes.pixels, :]
+            tile.gemm(image, weights, c, transpose_b=True, accumulate=place > 0 or not anew)
 
     def _result(self, t: Any, box: Any, pixel: Any, n: Any) -> tuple[tuple[Any, ...], Any]:
         """Where an element of a tile's sums belongs in the results, and whether it does."""
-        columns, n = self.boxes.windows.columns, t % self._tiles * self.block_n + n
-        at = (*self.boxes.result(box, pixel), t // self._tiles * columns + n)
-        return at, tirx.all(self.boxes.is_result(box, pixel), n < columns)
+        n = t % self._tiles * self.block_n + n
+        at = (*self.boxes.result(box, pixel), t // self._tiles * self._columns + n)
+        return at, tirx.all(self.boxes.is_result(box, pixel), n < self._columns)
 
     def streamed(self, stages: int, swizzle: int) -> tirx.PrimFunc:
-        """A block a box, which loads of one column of the kernel after the other 64 channels and their weights."""
+        """A block a box, which loads of one column of the kernel after the other some channels and their weights."""
         shape, windows, block_n, epilogue = self.boxes, self.boxes.windows, self.block_n, self.epilogue
-        (x_shape, w_shape, y_shape), dtype, (pieces, piece) = windows.shapes, windows.dtype, self._pieces
-        chunks, down = windows.depth // _DEPTH, windows.kernel_height
+        (x_shape, w_shape, y_shape), dtype, block_k = windows.shapes, windows.dtype, self.block_k
+        chunks, down, piece = windows.depth // block_k, windows.kernel_height, self._piece(block_k)
+        steps = windows.kernel_width * chunks
 
         @T.prim_func
         def conv2d(
@@ -206,16 +248,17 @@ class _Product:
             residual: T.Buffer(y_shape, dtype),
             Y: T.Buffer(y_shape, dtype),
         ) -> None:
-            with tile.kernel(shape.count, windows.groups * self._tiles, swizzle=swizzle) as (i, t):
-                a = tile.shared((shape.loaded, _DEPTH), dtype)
-                b = tile.shared((down * block_n, _DEPTH), dtype)
+            with tile.kernel(shape.count, self._grid, swizzle=swizzle) as (i, t):
+                a = tile.shared((shape.loaded, block_k), dtype)
+                b = tile.shared((down * block_n, block_k), dtype)
                 c = tile.fragment((shape.pixels, block_n), "float32")
                 tile.fill(c, 0)
-                for l in tile.pipelined(windows.kernel_width * chunks, stages=stages):
-                    column, first = T.meta_var(l // chunks), T.meta_var(l % chunks * _DEPTH)
-                    with tile.parallel(shape.loaded, pieces, piece) as (x, q, v):
-                        a[x, q * piece + v] = self._image(X, t, i, x, column, first + q * piece + v)
-                    with tile.parallel(down * block_n, pieces, piece) as (n, q, v):
+                for l in tile.pipelined(steps, stages=min(stages, steps)):
+                    column, first = T.meta_var(l // chunks), T.meta_var(l % chunks * block_k)
+                    with tile.parallel(shape.loaded, block_k // piece, piece) as (x, q, v):
+                        pixel = T.meta_var(column * shape.loaded + x)
+                        a[x, q * piece + v] = self._image(X, t, i, pixel, first + q * piece + v)
+                    with tile.parallel(down * block_n, block_k // piece, piece) as (n, q, v):
                         place = T.meta_var((n // block_n, column))
                         b[n, q * piece + v] = self._weight(W, t, n % block_n, place, first + q * piece + v)
                     self._multiply(a, b, c, 1, False)
@@ -229,8 +272,10 @@ class _Product:
     def kept(self, stages: int, keepers: int) -> tirx.PrimFunc:
         """So many blocks for a tile of columns keep all of its weights, and load box after box for them."""
         shape, windows, block_n, epilogue = self.boxes, self.boxes.windows, self.block_n, self.epilogue
-        (x_shape, w_shape, y_shape), dtype, (pieces, piece) = windows.shapes, windows.dtype, self._pieces
+        (x_shape, w_shape, y_shape), dtype, block_k = windows.shapes, windows.dtype, self.block_k
         beside, places = windows.kernel_width, windows.kernel_height * windows.kernel_width
+        turns = tile.cdiv(shape.count, keepers)
+        piece, of_group = self._piece(block_k), self._piece(windows.depth)
 
         @T.prim_func
         def conv2d(
@@ -240,18 +285,17 @@ class _Product:
             residual: T.Buffer(y_shape, dtype),
             Y: T.Buffer(y_shape, dtype),
         ) -> None:
-            with tile.kernel(keepers, windows.groups * self._tiles) as (s, t):
-                a = tile.shared((beside * shape.loaded, _DEPTH), dtype)
-                b = tile.shared((places * block_n, _DEPTH), dtype)
+            with tile.kernel(keepers, self._grid) as (s, t):
+                a = tile.shared((shape.loads * shape.loaded, block_k), dtype)
+                b = tile.shared((places * block_n, block_k), dtype)
                 c = tile.fragment((shape.pixels, block_n), "float32")
-                with tile.parallel(places * block_n, pieces, piece) as (n, q, v):
+                with tile.parallel(places * block_n, block_k // of_group, of_group) as (n, q, v):
                     place = T.meta_var((n // block_n // beside, n // block_n % beside))
-                    b[n, q * piece + v] = self._weight(W, t, n % block_n, place, q * piece + v)
-                for l in tile.pipelined(tile.cdiv(shape.count, keepers), stages=stages):
+                    b[n, q * of_group + v] = self._weight(W, t, n % block_n, place, q * of_group + v)
+                for l in tile.pipelined(turns, stages=min(stages, turns)):
                     i = T.meta_var(l * keepers + s)
-                    with tile.parallel(beside * shape.loaded, pieces, piece) as (x, q, v):
-                        pixel, column = T.meta_var(x % shape.loaded), T.meta_var(x // shape.loaded)
-                        a[x, q * piece + v] = self._image(X, t, i, pixel, column, q * piece + v)
+                    with tile.parallel(shape.loads * shape.loaded, block_k // piece, piece) as (x, q, v):
+                        a[x, q * piece + v] = self._image(X, t, i, x, q * piece + v)
                     self._multiply(a, b, c, beside, True)
                     with tile.parallel(shape.pixels, block_n) as (x, n):
                         at, inside = T.meta_var(self._result(t, i, x, n))
