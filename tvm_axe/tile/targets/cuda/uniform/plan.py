@@ -305,7 +305,7 @@ def _instruction(
         decisions.add(gemm, f"mma.sync {mma.INSTRUCTIONS[gemm.a.tile.dtype].name}", "tensor cores take its types")
         return "mma"
     if whys["fma"] is None:
-        exact = "float32 products stay exact unless instruction='mma' is given"
-        decisions.add(gemm, "multiply-adds", whys["mma"] or exact)
+        exact = None if rounded else "float32 products stay exact unless instruction='mma' is given"
+        decisions.add(gemm, "multiply-adds", next(filter(None, (obstacles["mma"](gemm), exact, whys["mma"]))))
         return "fma"
     raise TileError(f"{gemm}: mma: {whys['mma']}; fma: {whys['fma']}")
