@@ -38,6 +38,9 @@ _ENOUGH = 0.8
 _DEPTH = 64
 """Channels of a step, which a swizzled row has of 16 bits."""
 
+_COLUMNS = 64
+"""Columns of a block by default, and of a group at least, so that warpgroups have enough to multiply."""
+
 _ROWS = 16
 """What divides the rows of a product."""
 
@@ -167,7 +170,7 @@ def boxes(
     if depth > _DEPTH if keepers else depth % _DEPTH:
         valid = f"at most {_DEPTH}" if keepers else f"multiples of {_DEPTH}"
         raise TileError(f"conv2d: boxes with a halo have {valid} channels a group, not {depth}")
-    product = _Product(shape, epilogue, block_n, min(depth, _DEPTH), merged)
+    product = _Product(shape, epilogue, block_n, merged)
     program = product.kept(stages, keepers) if keepers else product.streamed(stages, swizzle)
     return Recipe((only_used(program),), ("X", "W", *epilogue.tensors), ("Y",))
 
@@ -176,14 +179,18 @@ def boxes(
 class _Product:
     """The product of a convolution's boxes and `block_n` of its weights' columns, by programs of two kinds.
 
-    A step has `block_k` channels, of `merged` groups.
+    Groups are multiplied `merged` at a time, as one.
     """
 
     boxes: Boxes
     epilogue: Epilogue
     block_n: int
-    block_k: int
     merged: int
+
+    @property
+    def _block_k(self) -> int:
+        """Channels of a step."""
+        return min(self.boxes.windows.depth * self.merged, _DEPTH)
 
     def _piece(self, channels: int) -> int:
         """Channels that are loaded together, of so many neighbours."""
@@ -236,7 +243,7 @@ class _Product:
     def streamed(self, stages: int, swizzle: int) -> tirx.PrimFunc:
         """A block a box, which loads of one column of the kernel after the other some channels and their weights."""
         shape, windows, block_n, epilogue = self.boxes, self.boxes.windows, self.block_n, self.epilogue
-        (x_shape, w_shape, y_shape), dtype, block_k = windows.shapes, windows.dtype, self.block_k
+        (x_shape, w_shape, y_shape), dtype, block_k = windows.shapes, windows.dtype, self._block_k
         chunks, down, piece = windows.depth // block_k, windows.kernel_height, self._piece(block_k)
         steps = windows.kernel_width * chunks
 
@@ -272,7 +279,7 @@ class _Product:
     def kept(self, stages: int, keepers: int) -> tirx.PrimFunc:
         """So many blocks for a tile of columns keep all of its weights, and load box after box for them."""
         shape, windows, block_n, epilogue = self.boxes, self.boxes.windows, self.block_n, self.epilogue
-        (x_shape, w_shape, y_shape), dtype, block_k = windows.shapes, windows.dtype, self.block_k
+        (x_shape, w_shape, y_shape), dtype, block_k = windows.shapes, windows.dtype, self._block_k
         beside, places = windows.kernel_width, windows.kernel_height * windows.kernel_width
         turns = tile.cdiv(shape.count, keepers)
         piece, of_group = self._piece(block_k), self._piece(windows.depth)
@@ -315,11 +322,10 @@ def knobs(gpu: Gpu, windows: Windows) -> Knobs | None:
     are few.
     """
     fits = windows.strides[0] == 1 and windows.kernel_height > 1 and windows.depth % _DEPTH == 0
-    if gpu.tensor_cores != "wgmma" or dtype_bits(windows.dtype) != 16 or not fits or windows.columns < _DEPTH:
+    if gpu.tensor_cores != "wgmma" or dtype_bits(windows.dtype) != 16 or not fits or windows.columns < _COLUMNS:
         return None
-    block_n = _DEPTH
-    tiles = windows.groups * tile.cdiv(windows.columns, block_n)
-    keeps = windows.depth == _DEPTH and windows.terms * block_n * 2 <= _KEPT
+    tiles = windows.groups * tile.cdiv(windows.columns, _COLUMNS)
+    keeps = windows.depth == _DEPTH and windows.terms * _COLUMNS * dtype_bits(windows.dtype) // 8 <= _KEPT
     pixels = 64 if keeps else 128
     candidates = [Boxes(windows, *each) for each in _shapes(pixels, windows)]
     at_once = [each for each in candidates if each.count * tiles <= gpu.processors]
@@ -334,7 +340,7 @@ def knobs(gpu: Gpu, windows: Windows) -> Knobs | None:
         "block_h": choose(best.rows, 4, 8, 16),
         "block_w": choose(best.columns, 1, 2, 4, 8),
         "images": choose(best.images, 1, 2, 4, 8, 16),
-        "block_n": choose(block_n, 128),
+        "block_n": choose(_COLUMNS, 128),
         "stages": choose(3 if keepers or at_once else 2, 2, 3),
         "keepers": choose(keepers, 0),
         "swizzle": choose(1 if keepers or tiles == 1 else 8, 1, 4),

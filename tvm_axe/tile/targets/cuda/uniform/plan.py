@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 import tvm_ffi
@@ -165,8 +165,12 @@ def _products(
     chained = any(gemm.a.tile.scope != "shared" for gemm in gemms)
     for gemm in gemms:
         _check_gemm(gemm)
-    beside = {gemm: [each for each in gemms if each.c.tile is gemm.c.tile] for gemm in gemms}
-    chosen = {gemm: _instruction(program, gemm, beside[gemm], target, threads, decisions) for gemm in gemms}
+    whys = {gemm: _obstacles(gemm, target, threads) for gemm in gemms}
+    gathered = {gemm for gemm in gemms if whys[gemm]["wgmma"] is None and is_gathered(program, gemm)}
+    chosen = {}
+    for gemm in gemms:
+        beside = {each: whys[each] for each in gemms if each.c.tile is gemm.c.tile}
+        chosen[gemm] = _instruction(gemm, beside, gathered, decisions)
     by_fma = [gemm for gemm in gemms if chosen[gemm] == "fma"]
     for gemm in by_fma if gpu.tensor_cores != "none" else ():
         _warn_of_operands(program, gemm)
@@ -271,34 +275,37 @@ def _warn_of_operands(program: TileProgram, gemm: Gemm) -> None:
     )
 
 
-def _instruction(
-    program: TileProgram, gemm: Gemm, beside: Sequence[Gemm], target: Target, threads: int, decisions: Decisions
-) -> str:
-    """``"wgmma"``, ``"mma"`` or ``"fma"``: for products into one accumulator, those `beside`, what all of them can do.
-
-    Where it is annotated for some of them, it is for all.
-    """
-    tensor_cores = gpu_of(target).tensor_cores
-    obstacles: dict[str, Callable[[Gemm], str | None]] = {
-        "wgmma": lambda each: obstacle(each, target, threads),
-        "mma": lambda each: (
-            "no tensor cores that mma is an instruction of" if tensor_cores == "none" else mma.obstacle(each)
-        ),
-        "fma": fma.obstacle,
+def _obstacles(gemm: Gemm, target: Target, threads: int) -> dict[str, str | None]:
+    """Why each instruction can't do a product of so many threads; None if it can."""
+    has_mma = gpu_of(target).tensor_cores != "none"
+    return {
+        "wgmma": obstacle(gemm, target, threads),
+        "mma": mma.obstacle(gemm) if has_mma else "no tensor cores that mma is an instruction of",
+        "fma": fma.obstacle(gemm),
     }
+
+
+def _instruction(
+    gemm: Gemm, beside: Mapping[Gemm, Mapping[str, str | None]], gathered: Container[Gemm], decisions: Decisions
+) -> str:
+    """``"wgmma"``, ``"mma"`` or ``"fma"``: what all products `beside` can do, those into its accumulator.
+
+    Each has its obstacles (`_obstacles`). Where an instruction is annotated for one, it is for all that can do it.
+    """
+    own = beside[gemm]
     if gemm.instruction is not None:
-        why = obstacles[gemm.instruction](gemm)
+        why = own[gemm.instruction]
         if why is not None:
             raise TileError(f"{gemm}: instruction={gemm.instruction!r}, but {why}; without it the fastest is chosen")
         decisions.add(gemm, gemm.instruction, "as annotated")
         return gemm.instruction
-    whys = {name: next(filter(None, map(of, beside)), None) for name, of in obstacles.items()}
-    annotated = next((each for each in beside if each.instruction is not None), None)
-    if annotated is not None and annotated.instruction is not None and whys[annotated.instruction] is None:
+    whys = {name: next(filter(None, (each[name] for each in beside.values())), None) for name in own}
+    annotated = next((each for each in beside if each.instruction is not None), gemm)
+    if annotated.instruction is not None and whys[annotated.instruction] is None:
         decisions.add(gemm, annotated.instruction, f"as annotated for {annotated}")
         return annotated.instruction
     rounded = all(each.a.tile.dtype != "float32" for each in beside)
-    if whys["wgmma"] is None and rounded and any(is_gathered(program, each) for each in beside):
+    if whys["wgmma"] is None and rounded and any(each in gathered for each in beside):
         decisions.add(gemm, "wgmma", "it multiplies while threads gather operands on")
         return "wgmma"
     if whys["mma"] is None and rounded:
@@ -306,6 +313,6 @@ def _instruction(
         return "mma"
     if whys["fma"] is None:
         exact = None if rounded else "float32 products stay exact unless instruction='mma' is given"
-        decisions.add(gemm, "multiply-adds", next(filter(None, (obstacles["mma"](gemm), exact, whys["mma"]))))
+        decisions.add(gemm, "multiply-adds", next(filter(None, (own["mma"], exact, whys["mma"]))))
         return "fma"
     raise TileError(f"{gemm}: mma: {whys['mma']}; fma: {whys['fma']}")
