@@ -50,7 +50,7 @@ def test_convolutions_that_are_none(changes, message):
 
 def test_boxes_of_parts_of_groups_are_refused():
     with pytest.raises(TileError, match="block_n=6; valid are multiples of a group's 4 channels"):
-        CONV2D.recipe(AMPERE, problem((2, 9), 16, 16, 3, groups=4), block_n=6)
+        CONV2D.recipe(AMPERE, problem((2, 9), 16, 16, 3, groups=4, strides=(2, 2)), block_n=6)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,8 @@ def test_warpgroups_multiply_where_a_group_has_columns(given, instruction):
         (problem((8, 28), 24, 64, 3, padding=(4, 4), dilation=(4, 4)), 16),
         (problem((32, 56), 256, 64, 1), 16),
         (problem((2, 28), 36, 64, 3, dtype="float32"), 16),
-        (problem((32, 56), 128, 256, 3, padding=(1, 1), groups=32), 8),
+        (problem((32, 56), 128, 256, 3, padding=(1, 1), groups=32), 16),
+        (problem((32, 56), 128, 256, 3, padding=(1, 1), groups=32, strides=(2, 2)), 8),
         (problem((32, 224), 4, 64, 7, strides=(2, 2), padding=(3, 3)), 8),
         (problem((2, 28), 6, 64, 3), 4),
         (problem((2, 28), 3, 64, 3, dtype="float32"), 4),
@@ -180,7 +181,9 @@ def test_halos_code_for_gpus_on_the_host(given, knobs, tmp_path):
         (problem((32, 56), 64, 64, 3, padding=(1, 1)), {"block_h": 8, "block_w": 8, "images": 1, "keepers": 132}),
         (problem((32, 14), 256, 256, 3, padding=(1, 1)), {"block_h": 16, "block_w": 2, "images": 4, "keepers": 0}),
         (problem((32, 7), 512, 512, 3, padding=(1, 1)), {"block_h": 8, "block_w": 8, "images": 2, "stages": 3}),
+        (problem((32, 28), 64, 64, 3, padding=(1, 1)), {"keepers": 132}),
         (problem((1, 14), 256, 256, 3, padding=(1, 1)), None),  # few boxes
+        (problem((32, 28), 128, 128, 3, padding=(1, 1)), None),  # more than run at once
         (problem((32, 56), 64, 64, 1), None),
         (problem((32, 56), 64, 64, 3, strides=(2, 2)), None),
         (problem((32, 56), 96, 64, 3), None),
@@ -192,6 +195,36 @@ def test_halos_are_the_default_where_windows_overlap(given, chosen):
     assert ("images" in knobs) == (chosen is not None)
     assert {name: knobs[name] for name in chosen or ()} == (chosen or {})
     assert "images" not in CONV2D.parameters(AMPERE, given)
+
+
+@pytest.mark.parametrize(
+    "given, chosen",
+    [
+        (problem((32, 56), 128, 128, 3, padding=(1, 1), groups=32), {"block_h": 8, "block_w": 14, "merged": 4}),
+        (problem((32, 28), 256, 256, 3, padding=(1, 1), groups=32), {"block_h": 16, "block_w": 14, "merged": 2}),
+        (problem((32, 14), 512, 512, 3, padding=(1, 1), groups=32), {"block_h": 16, "block_w": 14, "merged": 1}),
+        (problem((1, 14), 512, 512, 3, padding=(1, 1), groups=32), {"block_h": 4, "block_w": 14, "images": 1}),
+        (problem((32, 7), 1024, 1024, 3, padding=(1, 1), groups=32), {"block_h": 7, "block_w": 7, "images": 4}),
+        (problem((2, 9), 64, 64, 3, groups=32), None),  # of 2 channels
+        (problem((2, 9), 24, 24, 3, groups=6), None),  # that 4 don't divide
+        (problem((2, 9), 64, 64, 3, strides=(1, 2), groups=4), None),
+        (problem((2, 9), 64, 512, 3, groups=4), None),  # of many columns
+        (problem((2, 9), 64, 64, 3, groups=4, dilation=(1, 4)), None),  # one column, with eight beside it
+    ],
+)
+def test_boxes_with_all_around_are_the_default_of_few_channels(given, chosen):
+    knobs = {name: values[0] for name, values in CONV2D.parameters(HOPPER, given).items()}
+    assert {name: knobs[name] for name in chosen or ()} == (chosen or {})
+    for target in (HOPPER, AMPERE):
+        assert ("around" in CONV2D.parameters(target, given)) == (chosen is not None)
+
+
+@pytest.mark.parametrize(
+    "size, channels, rows", [((32, 28), 128, 64), ((32, 14), 512, 64), ((32, 56), 128, 128), ((2, 64), 320, 64)]
+)
+def test_blocks_of_windows_are_as_many_as_run_at_once(size, channels, rows):
+    knobs = CONV2D.parameters(HOPPER, problem(size, channels, channels, 3, padding=(1, 1)))
+    assert (knobs["block_m"][0], knobs["block_n"][0], knobs["stages"][0]) == (rows, 128, 3)
 
 
 @pytest.mark.parametrize(

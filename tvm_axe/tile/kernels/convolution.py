@@ -38,6 +38,9 @@ _EPILOGUE = ("bias", "activation", "residual")
 _PIECE = 128
 """Bits that a load takes at most."""
 
+_SMALLER = 1.1
+"""How much longer warpgroups take for a row of blocks of 64 than for one of 128, on an H200."""
+
 
 def conv2d(
     batch: int,
@@ -182,9 +185,7 @@ def _pixel(windows: Windows, row: Any) -> tuple[Any, Any, Any]:
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
     windows, machine = windows_of(problem), machine_of(target)
-    boxes = depthwise.knobs(machine, windows)
-    if boxes is None and isinstance(machine, Gpu):
-        boxes = halos.knobs(machine, windows)
+    boxes = (halos.knobs(machine, windows) if isinstance(machine, Gpu) else None) or depthwise.knobs(machine, windows)
     if boxes is not None:
         return boxes
     if not isinstance(machine, Gpu):
@@ -220,7 +221,8 @@ def _instructions(gpu: Gpu, windows: Windows) -> tuple[str, ...]:
 def _gpu_block(gpu: Gpu, windows: Windows, instruction: str) -> tuple[int, int]:
     """As many columns as a group has, up to 128, and rows so that multiprocessors have a block, or by wgmma two.
 
-    Of fewer blocks of 128 columns than that, wgmma has 64.
+    Of fewer blocks of 128 columns than that, wgmma has 64. Of more it has 128 or 64 rows, of which two or three blocks
+    have room at once, whichever leave fewer multiprocessors idle at the end.
     """
     wide = next((size for size in (8, 16, 32, 64) if windows.columns <= size), 128)
     if not gpu.by_tensor_cores(windows.dtype):
@@ -230,6 +232,9 @@ def _gpu_block(gpu: Gpu, windows: Windows, instruction: str) -> tuple[int, int]:
     def blocks(rows: int) -> int:
         return windows.groups * math.ceil(windows.pixels / rows) * math.ceil(windows.columns / wide)
 
+    if instruction == "wgmma" and wide == 128 and blocks(64) > enough:
+        taken = {rows: math.ceil(blocks(rows) / gpu.processors / many) * many for rows, many in ((128, 2), (64, 3))}
+        return min(taken, key=lambda rows: (taken[rows] * rows * (1 if rows == 128 else _SMALLER), -rows)), wide
     if instruction == "wgmma" and blocks(128) < enough:
         wide = min(wide, 64)
     return next((rows for rows in (128, 64) if blocks(rows) >= enough), 64), wide

@@ -44,6 +44,21 @@ _COLUMNS = 64
 _ROWS = 16
 """What divides the rows of a product."""
 
+_TERMS = 16
+"""What divides a product's channels."""
+
+_MERGED = 4
+"""Groups that are multiplied as one by default at most: three of four products are with zeros then."""
+
+_FEW = 32
+"""Channels of groups, merged or not, whose boxes are loaded with all around them by default."""
+
+_BLOCKS = 4
+"""Blocks of a multiprocessor that keep the weights of such groups."""
+
+_TURN, _UNEVEN = 40, 9 / 8
+"""What a box takes besides, in rows that are loaded and multiplied, and a row where it takes divisions to say whose."""
+
 
 @dataclass(frozen=True)
 class Boxes:
@@ -316,34 +331,102 @@ class _Product:
 
 
 def knobs(gpu: Gpu, windows: Windows) -> Knobs | None:
-    """Boxes of 128 pixels, or of 64 whose blocks keep their weights; None where products of windows are better.
+    """Boxes for groups of few channels, or for warpgroups; None where products of windows are better.
 
-    That is where windows don't overlap from row to row, where a step hasn't a swizzled row's channels, and where boxes
-    are few.
+    That is where windows don't overlap from row to row, and where neither of the two has enough to do.
     """
-    fits = windows.strides[0] == 1 and windows.kernel_height > 1 and windows.depth % _DEPTH == 0
-    if gpu.tensor_cores != "wgmma" or dtype_bits(windows.dtype) != 16 or not fits or windows.columns < _COLUMNS:
+    if dtype_bits(windows.dtype) != 16 or windows.strides[0] != 1 or windows.kernel_height == 1:
+        return None
+    return _of_few_channels(gpu, windows) or _of_warpgroups(gpu, windows)
+
+
+def _of_few_channels(gpu: Gpu, windows: Windows) -> Knobs | None:
+    """Boxes with all that stands around them, of as many groups as make the channels of a product of `mma`."""
+    merged = _TERMS // math.gcd(windows.depth, _TERMS)
+    depth, columns = windows.depth * merged, windows.columns * merged
+    fits = windows.strides[1] == 1 and windows.groups % merged == 0 and gpu.by_tensor_cores(windows.dtype)
+    if not fits or merged > _MERGED or depth > _FEW or columns > _COLUMNS:
+        return None
+    tiles, block_n = windows.groups // merged, tile.cdiv(columns, 8) * 8
+    weights = windows.kernel_height * windows.kernel_width * block_n
+
+    def keepers(each: Boxes) -> int:
+        """Blocks that have room at once, of which none is without a box."""
+        room = gpu.shared_bytes // ((weights + 2 * each.loaded) * depth * dtype_bits(windows.dtype) // 8)
+        return min(each.count, max(1, min(room, _BLOCKS) * gpu.processors // tiles))
+
+    def cost(each: Boxes) -> tuple[float, int]:
+        """Rows that a multiprocessor loads and multiplies, weights too; the first box's loads have nothing beside them.
+
+        Fitted to seven shapes on an H200 (docs/results/2026-12-01-kernels-h200.md).
+        """
+        rows = (each.pixels + each.loaded) * (1 if each.across.bit_count() == 1 else _UNEVEN)
+        turns = tile.cdiv(each.count, keepers(each)) + 0.5
+        return tile.cdiv(keepers(each) * tiles, gpu.processors) * (weights + turns * (rows + _TURN)), each.images
+
+    best = min((Boxes(windows, *each, around=True) for each in _shapes_around(windows)), key=cost, default=None)
+    if best is None:
+        return None
+    return {
+        "block_h": choose(best.rows, 4, 8, 16),
+        "block_w": choose(best.columns, 7, 14, 30),
+        "images": choose(best.images, 1, 2),
+        "block_n": (block_n,),
+        "stages": choose(2, 3),
+        "keepers": choose(keepers(best), 2 * keepers(best)),
+        "around": (1,),
+        "merged": (merged,),
+    }
+
+
+def _shapes_around(windows: Windows) -> Iterator[tuple[int, int, int]]:
+    """Boxes whose products have whole tiles of 64 rows, of which at most half are beside the box.
+
+    They are of several images where an image's rows aren't parted.
+    """
+    beside = windows.span[1] - 1
+    for parts in range(1, windows.out_width // max(1, beside) + 1):
+        columns = tile.cdiv(windows.out_width, parts)
+        for images in (1, 2, 4) if parts == 1 else (1,):
+            across = images * (columns + beside)
+            for pixels in (64, 128, 256):
+                rows = pixels // across
+                if rows and images <= windows.batch and tile.cdiv(rows * across, _ROWS) * _ROWS == pixels:
+                    yield rows, columns, images
+
+
+def _of_warpgroups(gpu: Gpu, windows: Windows) -> Knobs | None:
+    """Boxes of 64 pixels whose blocks keep their weights, or of 128; None where these are few, or don't run at once.
+
+    Of as many as that products of windows are as fast, which share weights among more rows.
+    """
+    fits = windows.depth % _DEPTH == 0 and windows.columns >= _COLUMNS
+    if gpu.tensor_cores != "wgmma" or not fits:
         return None
     tiles = windows.groups * tile.cdiv(windows.columns, _COLUMNS)
-    keeps = windows.depth == _DEPTH and windows.terms * _COLUMNS * dtype_bits(windows.dtype) // 8 <= _KEPT
-    pixels = 64 if keeps else 128
-    candidates = [Boxes(windows, *each) for each in _shapes(pixels, windows)]
-    at_once = [each for each in candidates if each.count * tiles <= gpu.processors]
-    if at_once:  # each has a multiprocessor for itself, and one more or less takes no longer: fewest images are fastest
-        best = min(at_once, key=lambda each: (each.images, -each.count))
-    else:
-        best = min(candidates, key=lambda each: (each.count * (each.pixels + each.loaded), each.images))
-    if best.count * tiles < _ENOUGH * gpu.processors:
+    have_room = windows.depth == _DEPTH and windows.terms * _COLUMNS * dtype_bits(windows.dtype) // 8 <= _KEPT
+
+    def cost(each: Boxes) -> tuple[int, int, int]:
+        """Rows that a multiprocessor loads and multiplies, and all of them.
+
+        Of boxes that have one each, one more or less takes no longer, and those of fewest images are fastest.
+        """
+        rows, at_most = each.pixels + each.loaded, tile.cdiv(each.count * tiles, gpu.processors)
+        return (0, each.images, -each.count) if at_most == 1 else (at_most * rows, each.count * rows, each.images)
+
+    best = min((Boxes(windows, *each) for each in _shapes(64 if have_room else 128, windows)), key=cost)
+    each_has = best.count * tiles / gpu.processors  # boxes for a multiprocessor
+    keeps = have_room and each_has > 2
+    if each_has < _ENOUGH or (each_has > 2 and not keeps):
         return None
-    keepers = gpu.processors // tiles if keeps and best.count * tiles >= 4 * gpu.processors else 0
     return {
         "block_h": choose(best.rows, 4, 8, 16),
         "block_w": choose(best.columns, 1, 2, 4, 8),
         "images": choose(best.images, 1, 2, 4, 8, 16),
         "block_n": choose(_COLUMNS, 128),
-        "stages": choose(3 if keepers or at_once else 2, 2, 3),
-        "keepers": choose(keepers, 0),
-        "swizzle": choose(1 if keepers or tiles == 1 else 8, 1, 4),
+        "stages": choose(3 if keeps or each_has <= 1 else 2, 2, 3),  # two blocks have room with two
+        "keepers": choose(gpu.processors // tiles if keeps else 0, 0),
+        "swizzle": choose(1 if keeps or tiles == 1 else 8, 1, 4),
     }
 
 
