@@ -1,12 +1,16 @@
 """Products with weights of four bits, two a byte, or of eight, that the consumer decodes: raw bytes are loaded ahead.
 
 C[i, j] = sum over k of A[i, k] * (number(j, k) - zero[k / group, j]) * scale[k / group, j]
+
+Every tile of rows decodes all weights again. Of many rows it takes less time to decode them once, into scratch memory,
+for a product as any other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,7 @@ from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import Epilogue
-from tvm_axe.tile.kernels.gemm import epilogue_of
+from tvm_axe.tile.kernels.gemm import EPILOGUE, epilogue_of, matmul
 from tvm_axe.tile.kernels.kernel import (
     ROUNDING,
     Expected,
@@ -33,8 +37,10 @@ from tvm_axe.tile.kernels.kernel import (
     counted,
     only_used,
     product_slack,
+    renamed,
 )
 from tvm_axe.tile.kernels.splitting import combine
+from tvm_axe.tile.kernels.tiling import matmul_knobs
 from tvm_axe.tile.kernels.weights import CODES, EXPONENTS, FLOAT4, FP4, OF_BYTES, Stored, decoded, scale_of, stored_as
 
 _FEW, SOME = 16, 64
@@ -52,6 +58,9 @@ _TOGETHER_OF_BYTES = ((_FEW, 4), (SOME, 3))
 
 Each has decoded weights in its registers, of bytes fewer, and sums of as many rows.
 """
+
+_MANY = 1024
+"""Rows beyond which weights are decoded once: to decode them in every tile takes longer than to store and load them."""
 
 TYPES = ("float16", "bfloat16")
 
@@ -116,7 +125,6 @@ def decoding_matmul(
     name: str,
     stored: Stored,
     *,
-    m: int | tirx.Var,
     n: int,
     k: int,
     group: int,
@@ -125,26 +133,15 @@ def decoding_matmul(
     middle: int | None = None,
     scale_dtype: str | None = None,
     out_dtype: str | None = None,
-    splits: int,
-    block_m: int,
-    block_n: int,
-    block_k: int,
-    stages: int = 0,
-    blocks: int = 1,
-    **options: Any,
+    once: int = 0,
+    **problem: Any,
 ) -> Recipe:
-    """The product with weights in few bits, of the kernel of that `name`, computed transposed, V A^T.
-
-    Weights are decoded into registers, from where tensor cores take 64 rows, and A comes on the side that takes any
-    multiple of 8. `splits` blocks share each sum, whose parts a second program adds, but where `m` isn't known; a
-    multiprocessor runs `blocks` of them at once. Where a row has one scale, it is its sums that are scaled.
+    """The product with weights in few bits, of the kernel of that `name`.
 
     Parameters
     ----------
     stored
         How the weights lie in memory, V's n rows of k.
-    m
-        How many rows A has; a variable where a call says it.
     group
         How many neighbours along k share a scale and a zero.
     dtype, scale_dtype, out_dtype
@@ -153,8 +150,12 @@ def decoding_matmul(
     zeros, middle
         Whether a tensor has what stands for zero in each group; else it is `middle`, by default what is usual of
         `stored`.
-    options
-        `Epilogue`'s: `bias` of (n,) and `residual` of (m, n), both of `out_dtype`, `activation`.
+    once
+        Whether weights are decoded once, into scratch memory (`_decoded_once`), and not where they are multiplied
+        (`_decoded_in_tiles`).
+    problem
+        `m`, how many rows A has, a variable where a call says it; the tiles of the one or the other; `Epilogue`'s
+        options: `bias` of (n,) and `residual` of (m, n), both of `out_dtype`, `activation`.
 
     Raises
     ------
@@ -163,7 +164,7 @@ def decoding_matmul(
     """
     if not stored.is_integer and (zeros or middle):
         raise TileError(f"{name}: what stands for zero is for integers, weights is {stored.kind}")
-    check_packed(name, k, group, block_k, dtype, TYPES, stored.each)
+    check_packed(name, k, group, group if once else problem["block_k"], dtype, TYPES, stored.each)
     scale_dtype, out_dtype = scale_dtype or dtype, out_dtype or dtype
     for said, kind, more in (
         ("scale_dtype", scale_dtype, (EXPONENTS,) * (stored == FP4)),
@@ -171,6 +172,66 @@ def decoding_matmul(
     ):
         if kind not in (dtype, "float32", *more):
             raise TileError(f"{name}: {said} is {dtype}, as dtype is, or {' or '.join(('float32', *more))}, got {kind}")
+    weights = _Weights(stored, n, k, group, dtype, scale_dtype, zeros, stored.middle if middle is None else middle)
+    return (_decoded_once if once else _decoded_in_tiles)(name, weights, out_dtype, **problem)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of a product: how they are stored, and what is made of them."""
+
+    stored: Stored
+    n: int
+    k: int
+    group: int
+    dtype: str
+    scale_dtype: str
+    zeros: bool
+    of_zero: int
+
+    def unscaled(self, raw: Any, y: Any, x: Any, point: Any, made: str) -> Any:
+        """The weight of a tile's row and column, less what stands for zero; `made` is the type of integers."""
+        number = self.stored.number(raw, y, x, self.dtype)
+        if self.stored == FP4:
+            return number
+        if point is not None:
+            return T.cast(number, made) - T.cast(point, made)
+        if self.stored.each == 2:
+            return T.cast(number - T.int32(self.of_zero), made)
+        return T.cast(number, made) - T.cast(T.int32(self.of_zero), made) if self.of_zero else T.cast(number, made)
+
+    def scaled(self, raw: Any, y: Any, x: Any, point: Any, scale: Any) -> Any:
+        """The weight times its scale, of `dtype`."""
+        # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.
+        made = self.scale_dtype if self.stored.each == 1 else self.dtype
+        # Powers of two are bfloat16's, too, and scale it without rounding.
+        powers = "bfloat16" if self.dtype == "bfloat16" else "float32"
+        scaled = self.scale_dtype if self.scale_dtype != EXPONENTS else powers
+        return T.cast(T.cast(self.unscaled(raw, y, x, point, made), scaled) * scale_of(scale, scaled), self.dtype)
+
+
+def _decoded_in_tiles(
+    name: str,
+    weights: _Weights,
+    out_dtype: str,
+    *,
+    m: int | tirx.Var,
+    splits: int,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    stages: int = 0,
+    blocks: int = 1,
+    **options: Any,
+) -> Recipe:
+    """The product is computed transposed, V A^T, with weights that are decoded into registers.
+
+    From there tensor cores take 64 rows, and A comes on the side that takes any multiple of 8. `splits` blocks share
+    each sum, whose parts a second program adds, but where `m` isn't known; a multiprocessor runs `blocks` of them at
+    once. Where a row has one scale, it is its sums that are scaled.
+    """
+    stored, n, k, group, zeros = weights.stored, weights.n, weights.k, weights.group, weights.zeros
+    dtype, scale_dtype = weights.dtype, weights.scale_dtype
     epilogue, groups, steps = Epilogue(**options), k // group, tile.cdiv(k, block_k)
     share = tile.cdiv(steps, splits)
     splits = tile.cdiv(steps, share)  # none is empty
@@ -178,21 +239,6 @@ def decoding_matmul(
     # Of sums scales are waited for where they are used, but where a copy of a row of them runs ahead (16 bytes).
     held = not whole or n * dtype_bits(scale_dtype) % 128 == 0
     count = counted(m)
-    of_zero = stored.middle if middle is None else middle
-
-    # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.
-    made = scale_dtype if stored.each == 1 and not whole else dtype
-    # Powers of two are bfloat16's, too, and scale it without rounding.
-    scaled = scale_dtype if scale_dtype != EXPONENTS else dtype if dtype == "bfloat16" else "float32"
-
-    def unscaled(number: Any, point: Any) -> Any:
-        if stored == FP4:
-            return number
-        if point is not None:
-            return T.cast(number, made) - T.cast(point, made)
-        if stored.each == 2:
-            return T.cast(number - T.int32(of_zero), made)
-        return T.cast(number, made) - T.cast(T.int32(of_zero), made) if of_zero else T.cast(number, made)
 
     @T.prim_func
     def decoding_matmul(
@@ -229,11 +275,11 @@ def decoding_matmul(
                 tile.copy(A[i * block_m, l * block_k], a)
                 with tile.parallel(block_n, block_k) as (y, x):
                     own = T.meta_var(x // group if rows > 1 else 0)
-                    weight = T.meta_var(unscaled(stored.number(raw, y, x, dtype), point[own, y] if zeros else None))
+                    own_point = T.meta_var(point[own, y] if zeros else None)
                     if whole:
-                        b[y, x] = weight
+                        b[y, x] = weights.unscaled(raw, y, x, own_point, dtype)
                     else:
-                        b[y, x] = T.cast(T.cast(weight, scaled) * scale_of(scale[own, y], scaled), dtype)
+                        b[y, x] = weights.scaled(raw, y, x, own_point, scale[own, y])
                 tile.gemm(b, a, c, transpose_b=True)
             with tile.parallel(block_n, block_m) as (y, x):
                 if i * block_m + x < count and j * block_n + y < n:
@@ -250,6 +296,39 @@ def decoding_matmul(
     product = only_used(decoding_matmul.with_attr("global_symbol", name))
     programs = (product, *((combine(splits, m, n, out_dtype, epilogue),) if splits > 1 else ()))
     return Recipe(programs, packed(zeros, epilogue), ("C",))
+
+
+def _decoded_once(name: str, weights: _Weights, out_dtype: str, *, m: int, **parameters: Any) -> Recipe:
+    """All weights are decoded into scratch memory, n k elements of `dtype`, and a product of them is `matmul`'s."""
+    stored, n, k, group, zeros = weights.stored, weights.n, weights.k, weights.group, weights.zeros
+    block_n, block_k = 64, _of_groups(group, 256, 128, 64)[0]
+    rows, groups = max(1, block_k // group), k // group
+
+    @T.prim_func
+    def decode_weights(
+        B: T.Buffer((n, k // stored.each), stored.dtype),
+        scales: T.Buffer((groups, n), weights.scale_dtype),
+        points: T.Buffer((groups, n), stored.dtype),
+        decoded: T.Buffer((n, k), weights.dtype),
+    ) -> None:
+        with tile.kernel(tile.cdiv(n, block_n), tile.cdiv(k, block_k)) as (j, l):
+            raw = tile.shared((block_n, block_k // stored.each), stored.dtype)
+            scale = tile.shared((rows, block_n), weights.scale_dtype)
+            b = tile.fragment((block_n, block_k), weights.dtype)
+            if zeros:
+                point = tile.shared((rows, block_n), stored.dtype)
+                tile.copy(points[l * block_k // group, j * block_n], point)
+            tile.copy(B[j * block_n, l * (block_k // stored.each)], raw)
+            tile.copy(scales[l * block_k // group, j * block_n], scale)
+            with tile.parallel(block_n, block_k) as (y, x):
+                own = T.meta_var(x // group if rows > 1 else 0)
+                b[y, x] = weights.scaled(raw, y, x, point[own, y] if zeros else None, scale[own, y])
+            tile.copy(b, decoded[j * block_n, l * block_k])
+
+    product = matmul(m, n, k, weights.dtype, out_dtype, **parameters)
+    (plain,) = (renamed(program, {"B": "decoded"}, name) for program in product.programs)
+    inputs = packed(zeros, Epilogue(**{each: parameters[each] for each in EPILOGUE if each in parameters}))
+    return Recipe((only_used(decode_weights), plain), inputs, ("C",))
 
 
 def packed(zeros: bool, epilogue: Epilogue, *of_rows: str) -> tuple[str, ...]:
@@ -277,8 +356,10 @@ def check_packed(
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
-    """Steps along k of some groups, or some of which make one: of few rows longer ones."""
+    """Steps along k of some groups, or some of which make one: of few rows longer ones; of many a product's tiles."""
     group, m, machine = problem["group"], problem["m"], machine_of(target)
+    if isinstance(machine, Gpu) and machine.by_tensor_cores(problem["dtype"]) and isinstance(m, int) and m > _MANY:
+        return {**matmul_knobs(target, problem), "once": (1,)}
     few, many = ((128, 256, 64), (64, 32, 128)) if isinstance(machine, Gpu) else ((256, 128), (256, 128))
     of_bytes, some = problem.get("weights") in OF_BYTES, not isinstance(m, int) or m > _FEW
     if isinstance(machine, Gpu) and machine.tensor_cores == "wgmma" and some and not of_bytes:
@@ -425,6 +506,7 @@ W4A16_MATMUL = Kernel(
         {"m": 9, "n": 100, "k": 480, "group": 480, "dtype": "bfloat16", "weights": "float4_e2m1fn",
          "scale_dtype": "float32"},
         {"m": 33, "n": 72, "k": 256, "group": 64, "dtype": "float16", "weights": "float4_e2m1fn", "residual": True},
+        {"m": 1030, "n": 136, "k": 192, "group": 64, "dtype": "bfloat16", "zeros": True, "bias": True},
     ),
 )  # fmt: skip
 
@@ -447,5 +529,6 @@ W8A16_MATMUL = Kernel(
         {"m": 64, "n": 72, "k": 130, "group": 130, "dtype": "float16", "weights": "float8_e5m2"},
         {"m": 5, "n": 64, "k": 256, "group": 32, "dtype": "float16", "weights": "uint8", "middle": 128,
          "out_dtype": "float32", "bias": True},
+        {"m": 1030, "n": 72, "k": 160, "group": 160, "dtype": "float16", "weights": "int8", "activation": "silu"},
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 from tvm import tirx
 from tvm.target import Target
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.checks import scalars
 from tvm_axe.tile.program import TileProgram
@@ -166,6 +167,14 @@ def only_used(func: tirx.PrimFunc, kept: Sequence[str] = ()) -> TileProgram:
     params = [param for param in func.params if param in buffers or not tirx.is_buffer_var(param)]
     less = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
     return replace(program, func=less, params=tuple(tile for tile in program.params if tile in used))
+
+
+def renamed(program: TileProgram, params: Mapping[str, str], name: str) -> TileProgram:
+    """The program by another `name`, as one of several, some of whose parameters have other names, too."""
+    func = program.func
+    others = {param: tirx.Var(params.get(param.name, param.name), param.ty) for param in func.params}
+    body = _tvm.structural_map(func.body, (tirx.Var, lambda var: others.get(var, var)))
+    return read(tirx.PrimFunc([*others.values()], body, func.ret_type, func.attrs).with_attr("global_symbol", name))
 
 
 def choose(default: int, *others: int) -> tuple[int, ...]:
