@@ -295,7 +295,7 @@ def beside_tilelang(cases: Iterable[Case]) -> Iterator[Case]:
     seen: set[str] = set()
     for case in cases:
         yield case
-        written = case.kernel.name in IN_TILELANG and not case.problem.get("zeros", False)
+        written = case.kernel.name in IN_TILELANG and not {"zeros", "weights"} & {*case.problem}
         if written and case.name not in seen:
             seen.add(case.name)
             yield replace(case, peer=TILELANG)

@@ -224,7 +224,7 @@ def test_of_any_number_of_rows(rows: int) -> None:
     compared(axe.compile(model, work_dir=None), "along", rows)
 
 
-@pytest.mark.parametrize("rows", [1, "n", 2048])
+@pytest.mark.parametrize("rows", [1, "n", 4100])
 def test_cubins_are_made_and_shown(rows: int | str) -> None:
     exe = axe.compile(in_words(False, rows), target="cuda:sm_90a", work_dir=None)
     assert "  w4a16_matmul" in exe.show().splitlines()
@@ -232,7 +232,7 @@ def test_cubins_are_made_and_shown(rows: int | str) -> None:
 
 @pytest.mark.gpu
 def test_weights_that_are_decoded_once_are_right_on_a_gpu(cuda: Any) -> None:
-    compared(axe.compile(in_words(False, 2048), target="cuda", work_dir=None), "along", 2048)
+    compared(axe.compile(in_words(False, 4100), target="cuda", work_dir=None), "along", 4100)
 
 
 def test_what_is_packed_is_packed_once() -> None:

@@ -37,13 +37,15 @@ def test_weights_that_are_decoded_once(kernel, problem):
 
 @pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
 def test_weights_of_many_rows_are_decoded_once_by_default(target):
-    def once(problem):
-        return W4A16.parameters(target, problem).get("once", (0,))[0]
+    def once(kernel, m, **more):
+        return kernel.parameters(target, {**PROBLEM, "m": m, **more}).get("once", (0,))[0]
 
-    assert [once({**PROBLEM, "m": m}) for m in (1, 64, 1024, 1025, 8192)] == [0, 0, 0, 1, 1]
-    assert not once({**PROBLEM, "m": tirx.Var("m", "int32")})
-    assert "once" not in W4A16.parameters(CPU, PROBLEM)
-    first, product = W4A16.recipe(target, PROBLEM).programs
+    assert [once(W4A16, m) for m in (1, 64, 2048, 4096, 4097)] == [0, 0, 0, 0, 1]
+    assert [once(W8A16, m, weights="int8") for m in (1, 64, 1024, 1025, 8192)] == [0, 0, 0, 1, 1]
+    assert not once(W4A16, tirx.Var("m", "int32"))
+    problem = {**PROBLEM, "weights": "int8"}
+    assert "once" not in W8A16.parameters(CPU, problem)
+    first, product = W8A16.recipe(target, problem).programs
     assert ([param.name for param in first.params], [param.name for param in product.params]) == (
         ["B", "scales", "decoded"],
         ["A", "decoded", "C"],
