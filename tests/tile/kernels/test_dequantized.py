@@ -41,6 +41,8 @@ def test_weights_of_many_rows_are_decoded_once_by_default(target):
         return kernel.parameters(target, {**PROBLEM, "m": m, **more}).get("once", (0,))[0]
 
     assert [once(W4A16, m) for m in (1, 64, 2048, 4096, 4097)] == [0, 0, 0, 0, 1]
+    assert [once(W4A16, m, zeros=True) for m in (1024, 2048, 2049)] == [0, 0, 1]
+    assert [once(W4A16, m, weights="float4_e2m1fn", scale_dtype="uint8") for m in (2048, 2049)] == [0, 1]
     assert [once(W8A16, m, weights="int8") for m in (1, 64, 1024, 1025, 8192)] == [0, 0, 0, 1, 1]
     assert not once(W4A16, tirx.Var("m", "int32"))
     problem = {**PROBLEM, "weights": "int8"}

@@ -59,11 +59,11 @@ _TOGETHER_OF_BYTES = ((_FEW, 4), (SOME, 3))
 Each has decoded weights in its registers, of bytes fewer, and sums of as many rows.
 """
 
-_MANY, _MANY_OF_BYTES = 4096, 1024
-"""Rows beyond which weights are decoded once: to decode them in every tile takes longer than to store and load them.
+_MANY, _MANY_OF_MORE, _MANY_OF_BYTES = 4096, 2048, 1024
+"""Rows beyond which weights are decoded once: of codes, of codes with zeros or that are floats, and of bytes.
 
-Of bytes fewer: products of 2,048 rows take 5 to 11% longer with codes of four bits than without any, with floats of
-eight bits 16 and with int8 23, on an H200, and to decode once takes some 12.
+To decode them in every tile takes longer than to store and load them then, the more so the more it takes
+(docs/results/2026-12-01-kernels-h200.md).
 """
 
 TYPES = ("float16", "bfloat16")
@@ -363,7 +363,8 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     """Steps along k of some groups, or some of which make one: of few rows longer ones; of many a product's tiles."""
     group, m, machine = problem["group"], problem["m"], machine_of(target)
     of_bytes, some = problem.get("weights") in OF_BYTES, not isinstance(m, int) or m > _FEW
-    once = isinstance(m, int) and m > (_MANY_OF_BYTES if of_bytes else _MANY)
+    more = problem.get("zeros", False) or "weights" in problem
+    once = isinstance(m, int) and m > (_MANY_OF_BYTES if of_bytes else _MANY_OF_MORE if more else _MANY)
     if once and isinstance(machine, Gpu) and machine.by_tensor_cores(problem["dtype"]):
         return {**matmul_knobs(target, problem), "once": (1,)}
     few, many = ((128, 256, 64), (64, 32, 128)) if isinstance(machine, Gpu) else ((256, 128), (256, 128))
@@ -511,7 +512,7 @@ W4A16_MATMUL = Kernel(
         {"m": 9, "n": 100, "k": 480, "group": 480, "dtype": "bfloat16", "weights": "float4_e2m1fn",
          "scale_dtype": "float32"},
         {"m": 33, "n": 72, "k": 256, "group": 64, "dtype": "float16", "weights": "float4_e2m1fn", "residual": True},
-        {"m": 4100, "n": 72, "k": 128, "group": 64, "dtype": "bfloat16", "zeros": True, "bias": True},
+        {"m": 2050, "n": 136, "k": 128, "group": 64, "dtype": "bfloat16", "zeros": True, "bias": True},
     ),
 )  # fmt: skip
 
