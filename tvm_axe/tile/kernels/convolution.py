@@ -38,8 +38,11 @@ _EPILOGUE = ("bias", "activation", "residual")
 _PIECE = 128
 """Bits that a load takes at most."""
 
-_SMALLER = 1.1
-"""How much longer warpgroups take for a row of blocks of 64 than for one of 128, on an H200."""
+_AT_ONCE = {128: (2, 1.0), 64: (3, 1.1)}
+"""By rows of a block of 128 columns: how many a multiprocessor has room for, and how long it takes for a row.
+
+By wgmma on an H200, in the time for a row of a block of 128.
+"""
 
 
 def conv2d(
@@ -232,9 +235,12 @@ def _gpu_block(gpu: Gpu, windows: Windows, instruction: str) -> tuple[int, int]:
     def blocks(rows: int) -> int:
         return windows.groups * math.ceil(windows.pixels / rows) * math.ceil(windows.columns / wide)
 
+    def time(rows: int) -> float:
+        at_once, each = _AT_ONCE[rows]
+        return math.ceil(blocks(rows) / gpu.processors / at_once) * at_once * rows * each
+
     if instruction == "wgmma" and wide == 128 and blocks(64) > enough:
-        taken = {rows: math.ceil(blocks(rows) / gpu.processors / many) * many for rows, many in ((128, 2), (64, 3))}
-        return min(taken, key=lambda rows: (taken[rows] * rows * (1 if rows == 128 else _SMALLER), -rows)), wide
+        return min(_AT_ONCE, key=time), wide
     if instruction == "wgmma" and blocks(128) < enough:
         wide = min(wide, 64)
     return next((rows for rows in (128, 64) if blocks(rows) >= enough), 64), wide

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import Epilogue
-from tvm_axe.tile.kernels.gemm import EPILOGUE, epilogue_of, matmul
+from tvm_axe.tile.kernels.gemm import epilogue_of, matmul
 from tvm_axe.tile.kernels.kernel import (
     ROUNDING,
     Expected,
@@ -41,7 +40,18 @@ from tvm_axe.tile.kernels.kernel import (
 )
 from tvm_axe.tile.kernels.splitting import combine
 from tvm_axe.tile.kernels.tiling import matmul_knobs
-from tvm_axe.tile.kernels.weights import CODES, EXPONENTS, FLOAT4, FP4, OF_BYTES, Stored, decoded, scale_of, stored_as
+from tvm_axe.tile.kernels.weights import (
+    CODES,
+    EXPONENTS,
+    FLOAT4,
+    FP4,
+    OF_BYTES,
+    Stored,
+    Weights,
+    decoded,
+    scale_of,
+    stored_as,
+)
 
 _FEW, SOME = 16, 64
 """Rows that tiles are for where it isn't known how many there are: a batch of tokens, or a part of a prompt."""
@@ -176,47 +186,13 @@ def decoding_matmul(
     ):
         if kind not in (dtype, "float32", *more):
             raise TileError(f"{name}: {said} is {dtype}, as dtype is, or {' or '.join(('float32', *more))}, got {kind}")
-    weights = _Weights(stored, n, k, group, dtype, scale_dtype, zeros, stored.middle if middle is None else middle)
+    weights = Weights(stored, n, k, group, dtype, scale_dtype, zeros, stored.middle if middle is None else middle)
     return (_decoded_once if once else _decoded_in_tiles)(name, weights, out_dtype, **problem)
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """The weights of a product: how they are stored, and what is made of them."""
-
-    stored: Stored
-    n: int
-    k: int
-    group: int
-    dtype: str
-    scale_dtype: str
-    zeros: bool
-    of_zero: int
-
-    def unscaled(self, raw: Any, y: Any, x: Any, point: Any, made: str) -> Any:
-        """The weight of a tile's row and column, less what stands for zero; `made` is the type of integers."""
-        number = self.stored.number(raw, y, x, self.dtype)
-        if self.stored == FP4:
-            return number
-        if point is not None:
-            return T.cast(number, made) - T.cast(point, made)
-        if self.stored.each == 2:
-            return T.cast(number - T.int32(self.of_zero), made)
-        return T.cast(number, made) - T.cast(T.int32(self.of_zero), made) if self.of_zero else T.cast(number, made)
-
-    def scaled(self, raw: Any, y: Any, x: Any, point: Any, scale: Any) -> Any:
-        """The weight times its scale, of `dtype`."""
-        # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.
-        made = self.scale_dtype if self.stored.each == 1 else self.dtype
-        # Powers of two are bfloat16's, too, and scale it without rounding.
-        powers = "bfloat16" if self.dtype == "bfloat16" else "float32"
-        scaled = self.scale_dtype if self.scale_dtype != EXPONENTS else powers
-        return T.cast(T.cast(self.unscaled(raw, y, x, point, made), scaled) * scale_of(scale, scaled), self.dtype)
 
 
 def _decoded_in_tiles(
     name: str,
-    weights: _Weights,
+    weights: Weights,
     out_dtype: str,
     *,
     m: int | tirx.Var,
@@ -302,7 +278,7 @@ def _decoded_in_tiles(
     return Recipe(programs, packed(zeros, epilogue), ("C",))
 
 
-def _decoded_once(name: str, weights: _Weights, out_dtype: str, *, m: int, **parameters: Any) -> Recipe:
+def _decoded_once(name: str, weights: Weights, out_dtype: str, *, m: int, **parameters: Any) -> Recipe:
     """All weights are decoded into scratch memory, n k elements of `dtype`, and a product of them is `matmul`'s."""
     stored, n, k, group, zeros = weights.stored, weights.n, weights.k, weights.group, weights.zeros
     block_n, block_k = 64, _of_groups(group, 256, 128, 64)[0]
@@ -329,10 +305,9 @@ def _decoded_once(name: str, weights: _Weights, out_dtype: str, *, m: int, **par
                 b[y, x] = weights.scaled(raw, y, x, point[own, y] if zeros else None, scale[own, y])
             tile.copy(b, decoded[j * block_n, l * block_k])
 
-    product = matmul(m, n, k, weights.dtype, out_dtype, **parameters)
-    (plain,) = (renamed(program, {"B": "decoded"}, name) for program in product.programs)
-    inputs = packed(zeros, Epilogue(**{each: parameters[each] for each in EPILOGUE if each in parameters}))
-    return Recipe((only_used(decode_weights), plain), inputs, ("C",))
+    (product,) = matmul(m, n, k, weights.dtype, out_dtype, **parameters).programs
+    programs = only_used(decode_weights), renamed(product, {"B": "decoded"}, name)
+    return Recipe(programs, packed(zeros, epilogue_of(parameters)), ("C",))
 
 
 def packed(zeros: bool, epilogue: Epilogue, *of_rows: str) -> tuple[str, ...]:
@@ -363,8 +338,8 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     """Steps along k of some groups, or some of which make one: of few rows longer ones; of many a product's tiles."""
     group, m, machine = problem["group"], problem["m"], machine_of(target)
     of_bytes, some = problem.get("weights") in OF_BYTES, not isinstance(m, int) or m > _FEW
-    more = problem.get("zeros", False) or "weights" in problem
-    once = isinstance(m, int) and m > (_MANY_OF_BYTES if of_bytes else _MANY_OF_MORE if more else _MANY)
+    plain = not problem.get("zeros", False) and "weights" not in problem  # codes of four bits, without zeros
+    once = isinstance(m, int) and m > (_MANY_OF_BYTES if of_bytes else _MANY if plain else _MANY_OF_MORE)
     if once and isinstance(machine, Gpu) and machine.by_tensor_cores(problem["dtype"]):
         return {**matmul_knobs(target, problem), "once": (1,)}
     few, many = ((128, 256, 64), (64, 32, 128)) if isinstance(machine, Gpu) else ((256, 128), (256, 128))

@@ -12,6 +12,7 @@ Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification", ver
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -117,6 +118,59 @@ def scale_of(scale: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
         return T.reinterpret(dtype, T.cast(bits * T.int32(1 << 7), "uint16"))
     return T.reinterpret("float32", bits * T.int32(1 << 23))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a product, and what a program makes of a tile of them.
+
+    Attributes
+    ----------
+    stored : Stored
+        How they lie in memory.
+    n, k : int
+        How many rows there are, and how many weights a row has.
+    group : int
+        How many neighbours along k share a scale and what stands for zero.
+    dtype, scale_dtype : str
+        Of what is multiplied, and of scales.
+    zeros : bool
+        Whether a tensor has what stands for zero in each group.
+    of_zero : int
+        What stands for it elsewhere.
+    """
+
+    stored: Stored
+    n: int
+    k: int
+    group: int
+    dtype: str
+    scale_dtype: str
+    zeros: bool
+    of_zero: int
+
+    def unscaled(self, raw: Any, y: Any, x: Any, point: Any, made: str) -> Any:
+        """The weight at row `y` and column `x` of a tile `raw`, less what stands for zero, of type `made`.
+
+        A float is of `dtype`. `point` is the tensor's element that stands for zero, None where none does.
+        """
+        number = self.stored.number(raw, y, x, self.dtype)
+        if self.stored == FP4:
+            return number
+        if point is not None:
+            return T.cast(number, made) - T.cast(point, made)
+        if self.stored.each == 2:
+            return T.cast(number - T.int32(self.of_zero), made)
+        return T.cast(number, made) - T.cast(T.int32(self.of_zero), made) if self.of_zero else T.cast(number, made)
+
+    def scaled(self, raw: Any, y: Any, x: Any, point: Any, scale: Any) -> Any:
+        """The same weight times the tensor's element `scale`, of `dtype`."""
+        # Either type has all integers up to 256: codes are made in pairs, and a point once for its group.
+        made = self.scale_dtype if self.stored.each == 1 else self.dtype
+        # Powers of two are bfloat16's, too, and scale it without rounding.
+        powers = "bfloat16" if self.dtype == "bfloat16" else "float32"
+        scaled = self.scale_dtype if self.scale_dtype != EXPONENTS else powers
+        return T.cast(T.cast(self.unscaled(raw, y, x, point, made), scaled) * scale_of(scale, scaled), self.dtype)
 
 
 def decoded(arrays: Mapping[str, np.ndarray], stored: Stored, group: int, middle: int) -> np.ndarray:
