@@ -12,6 +12,11 @@ LAYERS = {
     "resnet 3x3 of 128": (28, 128, 128, 3, 1),
     "resnet 3x3 of 256": (14, 256, 256, 3, 1),
     "resnet 3x3 of 512": (7, 512, 512, 3, 1),
+    "resnet 1x1 of 64 to 256": (56, 64, 256, 1, 1),
+    "resnet 1x1 of 1024 to 256": (14, 1024, 256, 1, 1),
+    "resnet 1x1 of 512 to 2048": (7, 512, 2048, 1, 1),
+    "vgg 3x3 of 256": (56, 256, 256, 3, 1),
+    "vgg 3x3 of 512": (14, 512, 512, 3, 1),
     "resnext 3x3 of 32x4": (56, 128, 128, 3, 32),
     "resnext 3x3 of 32x8": (28, 256, 256, 3, 32),
     "resnext 3x3 of 32x16": (14, 512, 512, 3, 32),
@@ -21,7 +26,8 @@ LAYERS = {
 }
 """Pixels along a side, channels of images and of results, pixels along a side of the kernel, and groups.
 
-Of ResNet-50 (He et al., 2016), ResNeXt-50 of 32 x 4 channels (Xie et al., 2017) and ConvNeXt-T (Liu et al., 2022).
+Of ResNet-50 (He et al., 2016), VGG-16 (Simonyan and Zisserman, 2015), ResNeXt-50 of 32 x 4 channels (Xie et al., 2017)
+and ConvNeXt-T (Liu et al., 2022).
 """
 
 

@@ -219,11 +219,10 @@ def parts(
         tile.copy(c, C)
 
 
-def halo(keepers: int) -> Any:
-    """A convolution whose boxes lie over edges of images, which so many blocks take or each has its own."""
+def boxes(**given: Any) -> Any:
+    """A convolution whose boxes lie over edges of images."""
     windows = {"batch": 2, "height": 9, "width": 11, "channels": 64, "kernel_height": 3, "kernel_width": 3}
-    boxes = {"block_h": 8, "block_w": 4, "images": 2, "block_n": 64, "stages": 2, "keepers": keepers}
-    return conv2d(**windows, out_channels=72, padding=(1, 1), dtype="float16", **boxes).programs[0]
+    return conv2d(**windows, padding=(1, 1), dtype="float16", **given).programs[0]
 
 
 WORDS: Mapping[str, Any] = {
@@ -231,8 +230,8 @@ WORDS: Mapping[str, Any] = {
         func.attrs["global_symbol"]: func
         for func in (order, atomics, random, ending, gathered, printed, profiled, reduced, strided, sequence, parts)
     },
-    "halo": halo(0),
-    "kept_halo": halo(5),
+    "boxes": boxes(out_channels=72, block_h=8, block_w=4, images=2, block_n=64, stages=2),
+    "halo": boxes(out_channels=32, groups=4, block_h=8, block_w=6, images=2, block_n=8, stages=2, keepers=2),
 }
 """Programs by name."""
 

@@ -156,6 +156,63 @@ def gemm_of_parts(maker: Maker) -> None:
     maker.line(f"tile.gemm({a}, {b}, {c}, transpose_a={ta}, transpose_b={tb})")
 
 
+def boxed_gemm(maker: Maker) -> None:
+    """A product of a tensor's box, which is gathered element by element, from in front of the tensor on or not.
+
+    Conditions say what is in the tensor, or almost that. The sums are stored element by element as a box, too, or not.
+    """
+    operand = maker.choose(["float16", "bfloat16", "float16", "bfloat16", "float32", "int8"])
+    block, steps, m, n = maker.choose(maker.blocks), maker.choose([1, 2, 3]), maker.m, maker.n
+    images = maker.choose([size for size in (1, 2, 3, 8) if m % size == 0])
+    rows = maker.choose([size for size in (1, 3, 4, 8) if m // images % size == 0])
+    columns = m // images // rows
+    shape = (
+        images * maker.choose([1, 2]) + maker.choose([0, 1]),
+        max(1, rows + maker.choose([-1, 0, 2])),
+        max(1, columns + maker.choose([-1, 0, 3])),
+        maker.choose([1, steps]) * block + maker.choose([0, 0, 0, 1, 8]),
+    )
+    source = maker.input("X", shape, operand)
+    starts = [
+        f"m * {images}",
+        maker.choose(["k - 1", "0 - k", "1", "m - n"]),
+        maker.choose(["0 - 1", "k", "1 - m", "2"]),
+        maker.choose([f"k * {block}", "0"]),
+    ]
+    index = [f"{start} + {point}" for start, point in zip(starts, "pqrv")]
+    bounds = [each for at, size in zip(index, shape) for each in (f"{at} >= 0", f"{at} < {size}")]
+    off = maker.choose([None, None, None, None, 3, 5])  # a bound that is none of the tensor's
+    if off is not None:
+        bounds[off] = bounds[off].replace(f"< {shape[off // 2]}", f"< {shape[off // 2] - 1}")
+    if maker.choose([False, False, True]):
+        bounds.append(maker.choose(["p < 9", "v + r >= 0", "q != 1", "m < 2"]))
+    right = maker.input("B", (steps * block, maker.columns), operand)
+    a = maker.alloc("a", f"({m}, {block})", operand, "shared")
+    b = maker.alloc("b", f"({block}, {n})", operand, "shared")
+    total = "int32" if operand == "int8" else "float32"
+    c = maker.alloc("c", "mn", total, "fragment")
+    maker.tiles[c] = ("mn", total)
+    maker.line(f"tile.fill({c}, 0)")
+    maker.line(f"for k in tile.pipelined({steps}, stages={maker.choose([None, *range(1, min(steps, 3) + 1)])}):")
+    maker.line(f"    with tile.parallel({images}, {rows}, {columns}, {block}) as (p, q, r, v):")
+    at = f"(p * {rows} + q) * {columns} + r"
+    value = f'T.if_then_else({" and ".join(bounds)}, {source}[{", ".join(index)}], T.cast(0, "{operand}"))'
+    maker.line(f"        {a}[{at}, v] = {value}")
+    maker.line(f"    tile.copy({right}[k * {block}, n * {n}], {b})")
+    maker.line(f"    tile.gemm({a}, {b}, {c})")
+    if not maker.choose([False, True]):
+        return
+    out = maker.choose(["float16", "bfloat16", total])
+    whole = (maker.grid[0] * images - maker.choose([0, 1]), rows + maker.choose([-1, 0, 1]), columns, maker.columns)
+    whole = (max(1, whole[0]), max(1, whole[1]), *whole[2:])
+    stored = maker.parameter("Z", np.full(whole, np.nan if "float" in out else -77).astype(out))
+    maker.line(f"with tile.parallel({images}, {rows}, {columns}, {n}) as (p, q, r, v):")
+    places = [f"m * {images} + p", "q", "r", f"n * {n} + v"]
+    inside = " and ".join(f"{place} < {size}" for place, size in zip(places, whole))
+    maker.line(f"    if {inside}:")
+    maker.line(f'        {stored}[{", ".join(places)}] = T.cast({c}[{at}, v], "{out}")')
+
+
 def counted(maker: Maker) -> None:
     """How many elements of the tile are at least a number that data say, by all blocks, and the largest place."""
     src = maker.choose(maker.written("mn"))
@@ -169,5 +226,5 @@ def counted(maker: Maker) -> None:
     maker.line(f"        tile.atomic_{kind}({value}, {total}[i])")
 
 
-WORDS = (random, packed, packed_gemm, paged_gemm, gemm_of_parts, counted)
+WORDS = (random, packed, packed_gemm, paged_gemm, gemm_of_parts, boxed_gemm, counted)
 """What a program draws one of, as one of its operations."""

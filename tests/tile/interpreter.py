@@ -453,17 +453,19 @@ class _Block:
         start = [self._scalar(expr) for expr in region.start]
         sizes = memory.data.shape
         stop = [s + e for s, e in zip(start, region.extents)]
-        if min(start) < 0 or (region.tile.scope != "global" and any(s > size for s, size in zip(stop, sizes))):
+        if (min(start) < 0 and not region.in_front) or (
+            region.tile.scope != "global" and any(s > size for s, size in zip(stop, sizes))
+        ):
             raise Fault(f"{region} from {start} to {stop} leaves {memory.tile}")
-        there = tuple(slice(min(s, size), min(t, size)) for s, t, size in zip(start, stop, sizes))
-        return memory, there, tuple(slice(0, s.stop - s.start) for s in there)
+        there = tuple(slice(*(min(max(end, 0), size) for end in (s, t))) for s, t, size in zip(start, stop, sizes))
+        return memory, there, tuple(slice(own.start - s, own.stop - s) for own, s in zip(there, start))
 
     def _load(self, region: Region) -> np.ndarray:
         """A region's values, to be read before anything is stored: where all of it is there they are the memory's."""
         memory, there, part = self._box(region)
         if memory.touching == "block":
             memory.check(there, np.asarray(self.number), False)
-        if all(own.stop == extent for own, extent in zip(part, region.extents, strict=True)):
+        if all((own.start, own.stop) == (0, extent) for own, extent in zip(part, region.extents, strict=True)):
             return memory.data[there]
         values = np.zeros(region.extents, memory.data.dtype)
         values[part] = memory.data[there]

@@ -386,6 +386,54 @@ def scaled(rows: int, columns: int, dtype: str = "float16", steps: int = 5, stag
     return func
 
 
+def few_rows(rows: int, blocks: int = 1, dtype: str = "float16", step: int = 64) -> tirx.PrimFunc:
+    """C = A B^T, of fewer rows than tiles have, and D sums the rows of the tiles of A, those that are none, too."""
+
+    @T.prim_func
+    def func(
+        A: T.Buffer((rows, 5 * step), dtype),
+        B: T.Buffer((40, 5 * step), dtype),
+        C: T.Buffer((rows, 40), "float32"),
+        D: T.Buffer((blocks, step), "float32"),
+    ):
+        with tile.kernel(blocks) as m:
+            a = tile.shared((64, step), dtype)
+            b = tile.shared((64, step), dtype)
+            c = tile.fragment((64, 64), "float32")
+            d = tile.fragment((64, step), "float32")
+            total = tile.fragment((step,), "float32")
+            tile.fill(c, 0)
+            tile.fill(d, 0)
+            for l in tile.pipelined(5):
+                tile.copy(A[m * 64, l * step], a)
+                tile.copy(B[0, l * step], b)
+                tile.gemm(a, b, c, transpose_b=True)
+                with tile.parallel(64, step) as (x, y):
+                    d[x, y] = d[x, y] + T.cast(a[x, y], "float32")
+            tile.copy(c, C[m * 64, 0])
+            tile.sum(d, total, axis=0)
+            tile.copy(total, D[m, 0])
+
+    return func
+
+
+def poisoned(size: int = 220 << 10) -> tirx.PrimFunc:
+    """Fills all of the multiprocessors' shared memory with NaN."""
+
+    @T.prim_func
+    def func(Y: T.Buffer((264,), "float32")):
+        with tile.kernel(264) as m:
+            a = tile.shared((size // 4,), "float32")
+            y = tile.fragment((1,), "float32")
+            with tile.parallel(size // 4) as i:
+                a[i] = T.float32(float("nan"))
+            with tile.parallel(1) as i:
+                y[i] = a[m * 200]
+            tile.copy(y, Y[m])
+
+    return func
+
+
 def scaled_tiles(
     tiles: int, rows: int, columns: int, steps: int, by: str, out: str = "float32", stages: int | None = None
 ) -> tirx.PrimFunc:

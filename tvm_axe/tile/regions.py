@@ -77,11 +77,14 @@ class Region:
         Where it starts, a dimension of the tile each.
     extents : tuple of int
         Its extents, as many.
+    in_front : bool
+        Whether it may begin in front of its tensor, as what a back end makes of loads under conditions does.
     """
 
     tile: Tile
     start: tuple
     extents: tuple[int, ...]
+    in_front: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

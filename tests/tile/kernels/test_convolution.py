@@ -56,7 +56,7 @@ def test_boxes_of_parts_of_groups_are_refused():
 @pytest.mark.parametrize(
     "given, instruction",
     [
-        (problem((32, 56), 64, 64, 3, padding=(1, 1)), "wgmma"),
+        (problem((32, 56), 64, 64, 3, padding=(1, 1), strides=(2, 2)), "wgmma"),
         (problem((32, 14), 512, 512, 3, padding=(1, 1), groups=32), "mma"),
         (problem((2, 28), 36, 64, 3, dtype="float32"), None),
     ],
@@ -72,11 +72,11 @@ def test_warpgroups_multiply_where_a_group_has_columns(given, instruction):
 @pytest.mark.parametrize(
     "given, size",
     [
-        (problem((32, 56), 64, 64, 3, padding=(1, 1)), 16),
+        (problem((32, 56), 64, 64, 3, padding=(1, 1), strides=(2, 2)), 16),
         (problem((32, 14), 512, 512, 3, padding=(1, 1), groups=32), 16),
         (problem((32, 28), 256, 256, 3, padding=(1, 1), groups=32), 16),
         (problem((8, 28), 24, 64, 3, padding=(4, 4), dilation=(4, 4)), 16),
-        (problem((32, 56), 256, 64, 1), 16),
+        (problem((32, 56), 256, 64, 1, strides=(2, 2)), 16),
         (problem((2, 28), 36, 64, 3, dtype="float32"), 16),
         (problem((32, 56), 128, 256, 3, padding=(1, 1), groups=32), 16),
         (problem((32, 56), 128, 256, 3, padding=(1, 1), groups=32, strides=(2, 2)), 8),
@@ -128,30 +128,32 @@ def fault_on_the_host(given, recipe, early, folder):
     return judged(outputs, CONV2D.reference(given, arrays), 1e-5)[1]
 
 
-# ---- Boxes that are loaded with their halo ---------------------------------------------------------------------------
+# ---- Boxes of pixels -------------------------------------------------------------------------------------------------
 
-halo = functools.partial(dict, block_h=8, block_w=8, images=1, block_n=64, stages=2)
-around = functools.partial(halo, block_w=14, block_n=16, keepers=3, around=1)
-"""Parameters of such boxes, and of those that are loaded with all that stands around them."""
+boxed = functools.partial(dict, block_h=8, block_w=8, images=1, block_n=64, stages=3)
+surrounded = functools.partial(dict, block_h=8, block_w=14, images=1, block_n=16, stages=2, keepers=3)
+"""Parameters of boxes that are loaded under each place of the kernel, and of those that are loaded with their halo."""
 
-HALOS = [
-    (problem((3, 11), 64, 64, 3, padding=(1, 1)), halo()),
-    (problem((3, 13), 64, 72, 3, padding=(1, 1), bias=True), halo(keepers=5, stages=3)),
-    (problem((5, 9), 128, 200, 3, padding=(2, 0), groups=2), halo(block_w=2, images=4, keepers=3)),
-    (problem((5, 10), 128, 136, 3, padding=(1, 2), strides=(1, 2), dilation=(2, 3), residual=True), halo(block_n=32)),
-    (problem((9, 7), 256, 128, 2, dtype="float16", padding=(0, 1)), halo(block_h=16, block_w=1, images=8, stages=3)),
-    (problem((2, 20), 64, 64, 5, padding=(2, 2)), halo(block_h=4, block_w=8, images=2)),
-    (problem((3, 14), 64, 64, 3, padding=(1, 1), groups=4), around(keepers=5)),
-    (problem((3, 15), 32, 32, 3, padding=(1, 1), groups=8, bias=True), around(merged=4)),
-    (problem((2, 7), 48, 96, 3, groups=6, dtype="float16"), around(block_h=7, block_w=7, merged=2, block_n=24)),
-    (problem((5, 17), 64, 96, 3, dilation=(2, 3), groups=4, residual=True), around(images=2, block_w=5, block_n=8)),
-    (problem((2, 12), 64, 64, 2, padding=(1, 0)), around(block_w=6, block_n=64, stages=3)),
+BOXES = [
+    (problem((3, 14), 64, 64, 3, padding=(1, 1), groups=4), surrounded(keepers=5)),
+    (problem((3, 15), 32, 32, 3, padding=(1, 1), groups=8, bias=True), surrounded(merged=4)),
+    (problem((2, 7), 48, 96, 3, groups=6, dtype="float16"), surrounded(block_h=7, block_w=7, merged=2, block_n=24)),
+    (problem((5, 17), 64, 96, 3, dilation=(2, 3), groups=4, residual=True), surrounded(images=2, block_w=5, block_n=8)),
+    (problem((2, 12), 64, 64, 2, padding=(1, 0)), surrounded(block_w=6, block_n=64, stages=3)),
+    (problem((3, 11), 64, 64, 3, padding=(1, 1)), boxed()),
+    (problem((3, 13), 128, 72, 3, padding=(1, 1), bias=True, activation="relu"), boxed(block_n=128, block_h=16)),
+    (problem((5, 9), 128, 200, 3, padding=(2, 0), groups=2), boxed(block_w=2, images=4)),
+    (problem((5, 10), 64, 136, 3, padding=(1, 2), dilation=(2, 3), residual=True), boxed(block_w=4, images=4)),
+    (problem((9, 7), 192, 128, 2, dtype="float16", padding=(0, 1)), boxed(block_h=1, block_w=8, images=16)),
+    (problem((3, 14), 256, 64, 1, bias=True), boxed(block_h=2, block_w=32)),
+    (problem((40, 4), 64, 192, 3, padding=(1, 1)), boxed(block_h=2, block_w=2, images=32, block_n=192)),
+    (problem((2, 9), 64, 64, 3, padding=(1, 1)), boxed(block_h=2, block_w=24, images=2, block_n=32)),
 ]
 """Of images that no number of boxes has, of which some are of more images than there are."""
 
 
-@pytest.mark.parametrize("given, knobs", HALOS)
-def test_halos_are_loaded_once(given, knobs):
+@pytest.mark.parametrize("given, knobs", BOXES)
+def test_boxes_of_pixels(given, knobs):
     assert not fault_of(given, CONV2D.make(**given, **knobs), CPU)
 
 
@@ -163,38 +165,42 @@ def fault_of(given, recipe, target):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("given, knobs", HALOS)
-def test_halos_on_a_gpu(cuda, given, knobs):
+@pytest.mark.parametrize("given, knobs", BOXES)
+def test_boxes_on_a_gpu(cuda, given, knobs):
     assert not fault_of(given, CONV2D.make(**given, **knobs), resolve_target("cuda"))
 
 
-@pytest.mark.parametrize("given, knobs", HALOS[:4] + HALOS[6:9])
-def test_halos_code_for_gpus_on_the_host(given, knobs, tmp_path):
+@pytest.mark.parametrize("given, knobs", BOXES[:3] + BOXES[5:6] + BOXES[7:9])
+def test_code_of_boxes_for_gpus_on_the_host(given, knobs, tmp_path):
     given = {**given, "dtype": "float32"}
-    recipe = CONV2D.make(**given, **{**knobs, "block_n": 16, "stages": 2})  # of 32 bits all weights have no more room
+    recipe = CONV2D.make(**given, **{**knobs, "block_n": 16, "stages": 2})  # of 32 bits weights have no more room
     assert not fault_on_the_host(given, recipe, True, tmp_path)
 
 
 @pytest.mark.parametrize(
     "given, chosen",
     [
-        (problem((32, 56), 64, 64, 3, padding=(1, 1)), {"block_h": 8, "block_w": 8, "images": 1, "keepers": 132}),
-        (problem((32, 14), 256, 256, 3, padding=(1, 1)), {"block_h": 16, "block_w": 2, "images": 4, "keepers": 0}),
-        (problem((32, 7), 512, 512, 3, padding=(1, 1)), {"block_h": 8, "block_w": 8, "images": 2, "stages": 3}),
-        (problem((32, 28), 64, 64, 3, padding=(1, 1)), {"keepers": 132}),
-        (problem((1, 14), 256, 256, 3, padding=(1, 1)), None),  # few boxes
-        (problem((32, 28), 128, 128, 3, padding=(1, 1)), None),  # more than run at once
-        (problem((32, 56), 64, 64, 1), None),
+        (problem((32, 56), 64, 64, 3, padding=(1, 1)), (8, 2, 8, 64)),
+        (problem((32, 28), 128, 128, 3, padding=(1, 1)), (4, 2, 8, 128)),
+        (problem((32, 7), 512, 512, 3, padding=(1, 1)), (8, 1, 8, 128)),
+        (problem((2, 32), 640, 640, 3, padding=(1, 1)), (32, 2, 1, 160)),  # columns that divide 640
+        (problem((1, 14), 256, 256, 3, padding=(1, 1)), (16, 4, 1, 64)),
+        (problem((32, 56), 256, 64, 1), (8, 2, 8, 64)),
+        (problem((32, 28), 256, 256, 3, padding=(1, 1), groups=4), (4, 2, 16, 64)),
         (problem((32, 56), 64, 64, 3, strides=(2, 2)), None),
         (problem((32, 56), 96, 64, 3), None),
+        (problem((32, 56), 64, 32, 3), None),
         (problem((32, 56), 64, 64, 3, dtype="float32"), None),
     ],
 )
-def test_halos_are_the_default_where_windows_overlap(given, chosen):
+def test_boxes_that_tma_loads_are_the_default(given, chosen):
     knobs = {name: values[0] for name, values in CONV2D.parameters(HOPPER, given).items()}
-    assert ("images" in knobs) == (chosen is not None)
-    assert {name: knobs[name] for name in chosen or ()} == (chosen or {})
+    sizes = tuple(knobs.get(name) for name in ("block_h", "block_w", "images", "block_n"))
+    assert sizes == chosen if chosen else "images" not in knobs
     assert "images" not in CONV2D.parameters(AMPERE, given)
+    if chosen:
+        (program,) = CONV2D.recipe(HOPPER, given).programs
+        assert "a producer warp and" in tile.explain(program, HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -212,38 +218,31 @@ def test_halos_are_the_default_where_windows_overlap(given, chosen):
         (problem((2, 9), 64, 64, 3, groups=4, dilation=(1, 4)), None),  # one column, with eight beside it
     ],
 )
-def test_boxes_with_all_around_are_the_default_of_few_channels(given, chosen):
+def test_boxes_with_their_halo_are_the_default_of_few_channels(given, chosen):
     knobs = {name: values[0] for name, values in CONV2D.parameters(HOPPER, given).items()}
     assert {name: knobs[name] for name in chosen or ()} == (chosen or {})
     for target in (HOPPER, AMPERE):
-        assert ("around" in CONV2D.parameters(target, given)) == (chosen is not None)
+        assert ("merged" in CONV2D.parameters(target, given)) == (chosen is not None)
 
 
 @pytest.mark.parametrize(
-    "size, channels, rows", [((32, 28), 128, 64), ((32, 14), 512, 64), ((32, 56), 128, 128), ((2, 64), 320, 64)]
+    "size, channels, rows", [((32, 56), 128, 64), ((32, 28), 512, 64), ((32, 112), 128, 128), ((2, 128), 320, 64)]
 )
 def test_blocks_of_windows_are_as_many_as_run_at_once(size, channels, rows):
-    knobs = CONV2D.parameters(HOPPER, problem(size, channels, channels, 3, padding=(1, 1)))
+    knobs = CONV2D.parameters(HOPPER, problem(size, channels, channels, 3, padding=(1, 1), strides=(2, 2)))
     assert (knobs["block_m"][0], knobs["block_n"][0], knobs["stages"][0]) == (rows, 128, 3)
 
 
 @pytest.mark.parametrize(
     "changes, knobs, message",
     [
-        ({"strides": (2, 1)}, halo(), "boxes with a halo have windows one row apart, not 2"),
-        ({"channels": 96}, halo(), "boxes with a halo have multiples of 64 channels a group, not 96"),
-        ({"channels": 128}, halo(keepers=2), "boxes with a halo have at most 64 channels a group, not 128"),
-        ({"groups": 2}, around(merged=4), "merged=4; valid divides the 2 groups"),
-        ({"strides": (1, 2)}, around(), "boxes with a halo have windows one column apart, not 2"),
-        ({}, halo(around=1), "around and merged are for blocks that keep weights"),
+        ({"strides": (2, 1)}, boxed(), r"boxes have windows one pixel apart, not \(2, 1\)"),
+        ({"channels": 96}, boxed(), "boxes have multiples of 64 channels a group, not 96"),
+        ({"channels": 128}, surrounded(), "boxes with a halo have at most 64 channels a product, not 128"),
+        ({"groups": 2}, surrounded(merged=4), "merged=4; valid divides the 2 groups"),
+        ({"strides": (1, 2)}, surrounded(), r"boxes with a halo have windows one pixel apart, not \(1, 2\)"),
     ],
 )
-def test_halos_that_are_none(changes, knobs, message):
+def test_boxes_that_are_none(changes, knobs, message):
     with pytest.raises(TileError, match=message):
         CONV2D.make(**{**problem((2, 9), 64, 64, 3), **changes}, **knobs)
-
-
-def test_halos_of_rows_that_are_no_atoms_are_multiplied_otherwise():
-    (program,) = CONV2D.make(**problem((2, 8), 64, 64, 3, padding=(1, 1)), **halo(block_h=16, block_w=4)).programs
-    text = tile.explain(program, HOPPER)
-    assert "a[4:68, 0:64] @ b[64:128, 0:64].T: mma.sync" in text and "as wgmma takes it" not in text

@@ -8,8 +8,8 @@ one, such as an image's three colours, single elements, which don't run ahead.
 
 Depthwise convolutions have one term a pixel and nothing that tensor cores could share, so their tiles are boxes of
 pixels, loaded once with what stands around them (`tvm_axe.tile.kernels.depthwise`); so are those of few channels a
-group on GPUs. On Hopper boxes of many channels are loaded once for all rows of the kernel
-(`tvm_axe.tile.kernels.halos`).
+group on GPUs (`tvm_axe.tile.kernels.halos`). On Hopper a product's rows are boxes, too, which TMA loads
+(`tvm_axe.tile.kernels.boxed`).
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 """
@@ -28,7 +28,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.kernels import depthwise, halos
+from tvm_axe.tile.kernels import boxed, depthwise, halos
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose, only_used, product_slack
@@ -86,8 +86,10 @@ def conv2d(
     extents = (batch, height, width, channels, out_channels, kernel_height, kernel_width)
     windows = Windows(*extents, dtype, strides, padding, dilation, groups)
     epilogue = Epilogue(bias=bias, activation=activation, residual=residual)
-    if "images" in parameters:
+    if "keepers" in parameters:
         return halos.boxes(windows, epilogue, **parameters)
+    if "images" in parameters:
+        return boxed.boxes(windows, epilogue, **parameters)
     if "block_h" in parameters:
         return depthwise.boxes(windows, epilogue, **parameters)
     return _product(windows, epilogue, **parameters)
@@ -188,7 +190,9 @@ def _pixel(windows: Windows, row: Any) -> tuple[Any, Any, Any]:
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
     windows, machine = windows_of(problem), machine_of(target)
-    boxes = (halos.knobs(machine, windows) if isinstance(machine, Gpu) else None) or depthwise.knobs(machine, windows)
+    boxes = depthwise.knobs(machine, windows)
+    if isinstance(machine, Gpu):
+        boxes = halos.knobs(machine, windows) or boxed.knobs(machine, windows) or boxes
     if boxes is not None:
         return boxes
     if not isinstance(machine, Gpu):

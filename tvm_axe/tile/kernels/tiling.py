@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tvm.target import Target
 
@@ -34,7 +35,9 @@ _WGMMA = {
     (128, 64): (4.75, 4.75),
     (256, 128): (11.25, 11.25),
     (64, 256): (5.68, 5.68),
+    (64, 224): (5.0, 6.4),
     (64, 192): (4.35, 4.35),
+    (64, 160): (3.9, 5.1),
     (64, 128): (3.3, 3.3),
     (64, 96): (3.2, 4.4),
     (64, 64): (2.6, 2.6),
@@ -43,6 +46,13 @@ _WGMMA = {
 
 Measured on an H200 with bfloat16 operands over products of 512 to 8,192 rows: medians, or more where they vary. Rows of
 B in a block that are no whole panels of 128 bytes are read in halves, so that they cost more.
+"""
+
+_OUTSIDE = (2.0, 0.07)
+"""Nanoseconds for each of k terms that a block takes at least with rows of B that are none, and more for each of these.
+
+TMA makes zeros at a third of the rate at which it loads: of 640 columns in blocks of 64 x 192 those that have 64 take
+6.6 ns, and of convolutions up to 11. Measured on an H200 (docs/results/2026-12-01-kernels-h200.md).
 """
 
 
@@ -133,14 +143,24 @@ def gpu_block(gpu: Gpu, problem: Problem) -> tuple[int, int]:
     )
 
 
+def wgmma_block(gpu: Gpu, rows_of: Callable[[int], int], n: int) -> tuple[int, int]:
+    """The block of warpgroups with the least time, where so many rows are computed of blocks of as many rows each."""
+    return min(_WGMMA, key=lambda block: _term_of(gpu, {"m": rows_of(block[0]), "n": n}, block))
+
+
 def time_of(gpu: Gpu, problem: Problem) -> float:
     """Seconds that a product of 16-bit floats takes by wgmma, as the blocks do that were measured."""
     return 1e-9 * problem["k"] * min(_term_of(gpu, problem, block) for block in _WGMMA)
 
 
 def _term_of(gpu: Gpu, problem: Problem, block: tuple[int, int]) -> float:
-    """Nanoseconds that all waves of blocks take for each of k terms."""
-    return _waves(gpu, problem, block) * _WGMMA[block][0 if problem.get("transpose_b", True) else 1]
+    """Nanoseconds that all waves of blocks take for each of k terms, the last of which has the blocks at the edge."""
+    by_rows, by_columns = _WGMMA[block]
+    if not problem.get("transpose_b", True):
+        return _waves(gpu, problem, block) * by_columns
+    outside = -problem["n"] % block[1]
+    last = max(by_rows, _OUTSIDE[0] + _OUTSIDE[1] * outside) if outside else by_rows
+    return (_waves(gpu, problem, block) - 1) * by_rows + last
 
 
 def _waves(gpu: Gpu, problem: Problem, block: tuple[int, int]) -> int:

@@ -1,12 +1,14 @@
-"""What a convolution of images is: which pixels a window of the kernel covers, and what is none."""
+"""What a convolution of images is: which pixels a window of the kernel covers, boxes of its results, what is none."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tvm_axe import tile
 from tvm_axe.errors import TileError
 
 _TYPES = ("float16", "bfloat16", "float32")
@@ -125,6 +127,30 @@ class Windows:
             last = (windows - 1) * self.strides[axis] + self.span[axis] - 1 - self.padding[axis]
             found += [at < size] if last >= size else []
         return found
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The boxes of a convolution: `rows` x `columns` pixels of the results of each of `images` images."""
+
+    windows: Windows
+    rows: int
+    columns: int
+    images: int
+
+    @property
+    def count(self) -> int:
+        """How many boxes there are."""
+        return tile.cdiv(self.windows.batch, self.images) * math.prod(self._along)
+
+    @property
+    def _along(self) -> tuple[int, int]:
+        return tile.cdiv(self.windows.out_height, self.rows), tile.cdiv(self.windows.out_width, self.columns)
+
+    def corner(self, box: Any) -> tuple[Any, Any, Any]:
+        """The image, the row and the column with which a box begins."""
+        down, right = self._along
+        return box // (down * right) * self.images, box // right % down * self.rows, box % right * self.columns
 
 
 def _whole(value: Any, least: int) -> bool:

@@ -7,7 +7,7 @@ no more).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from tvm_axe.tile.checks import check_atomics
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.boxes import with_boxes
 from tvm_axe.tile.targets.cuda.instructions import eight_bits, philox, small_integers
 from tvm_axe.tile.targets.cuda.plan import CudaPlan
 from tvm_axe.tile.targets.cuda.specialized.emit import lower as _lower_specialized
@@ -50,26 +51,39 @@ def decide(program: TileProgram, target: Target) -> CudaPlan:
 
 
 def _decide(program: TileProgram, target: Target) -> CudaPlan:
-    """The same in one of the models."""
-    why, roles = obstacle(program, target), program.options.get("roles")
-    if why is None and roles is None:
-        why = _gathered(program)
-    if why is None and roles != "uniform":
+    """The same in one of the models: the specialized one if it can, in which TMA moves what boxes it can."""
+    roles, why = program.options.get("roles"), None
+    for boxed in _boxed(program):
+        why = obstacle(boxed, target)
+        if why is None and roles is None:
+            why = _gathered(boxed)
+        if why is not None or roles == "uniform":
+            continue
         try:
-            return _decide_specialized(program, target)
-        except OrderError as error:
-            if roles == "specialized":
+            return _decide_specialized(boxed, target)
+        except TileError as error:
+            if boxed is program and (roles == "specialized" or not isinstance(error, OrderError)):
                 raise
-            why = error.reason
+            why = error.reason if isinstance(error, OrderError) else str(error)
     if roles == "specialized":
         raise TileError(f"kernel: roles='specialized', but {why}; without it the roles are uniform")
     return _decide_uniform(program, target, why or "as annotated")
 
 
+def _boxed(program: TileProgram) -> Iterator[TileProgram]:
+    """The program with copies in the place of parallels that move boxes, of those that load them, and as it is."""
+    if (boxed := with_boxes(program)) is not program:
+        yield boxed
+        yield with_boxes(program, stores=False)
+    yield program
+
+
 def _gathered(program: TileProgram) -> str | None:
     """Why all warps had better load, as a sentence; None if copies are what fills operands."""
     gemm = next((node for node in program.nodes() if isinstance(node, Gemm) and is_gathered(program, node)), None)
-    return None if gemm is None else f"what {gemm} multiplies is gathered, which a producer warp doesn't do"
+    if gemm is None:
+        return None
+    return f"what {gemm} multiplies is gathered, which a producer warp only does where it is a box"
 
 
 def lower(plan: CudaPlan) -> tirx.PrimFunc:

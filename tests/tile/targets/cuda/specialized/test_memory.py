@@ -130,3 +130,21 @@ def test_small_tiles_share_the_barriers_of_what_is_read_around_them():
     blocks = KERNELS["block_scaled_matmul"]
     (scaled,) = blocks.recipe(HOPPER, blocks.cases[0]).programs
     assert "a, b" in [buffer.name for buffer in buffers.find(scaled)]
+
+
+@pytest.mark.parametrize(("rows", "blocks", "filled"), [(1, 1, {"a": 1}), (60, 1, {"a": 60}), (64, 1, {}), (70, 2, {})])
+def test_rows_that_no_tensor_has_are_not_loaded(rows, blocks, filled):
+    """Of tiles that hold all of a tensor; B has 40 rows of 64."""
+    made = planned(programs.few_rows(rows, blocks))
+    assert {shared.name: count for shared, count in made.memory.filled.items()} == {"b": 40, **filled}
+    loaded = [made.memory.loaded(buffer) for buffer in made.memory.buffers]
+    assert sum(loaded) == (filled.get("a", 64) + 40) * 64 * 2
+    assert "40 rows, and zeros from the beginning" in made.explain()
+    text = tile.lower(programs.few_rows(rows, blocks), HOPPER).script()
+    assert all(f"T.uint32({size})" in text for size in loaded)
+
+
+def test_rows_of_tiles_without_such_rows_are_all_loaded():
+    made = planned(programs.matmul(128, 256, 64))
+    (buffer,) = made.memory.buffers
+    assert not made.memory.filled and made.memory.loaded(buffer) == buffer.bytes

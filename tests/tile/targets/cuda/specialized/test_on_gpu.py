@@ -273,3 +273,24 @@ def test_scales_on_a_cpu(by):
 def test_scales_of_more_tiles_than_processors(by, rows, columns, steps, stages):
     """What one warpgroup stores holds up what another one reads, from slots that are filled for the next tile."""
     np.testing.assert_array_equal(*scaled_tiles(700, rows, columns, steps, by, stages, "cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, step", [("float16", 64), ("float16", 128), ("bfloat16", 32), ("float32", 32)])
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (17, 1), (63, 1), (70, 2)])
+def test_rows_that_no_tensor_has_are_zero(rows, blocks, dtype, step):
+    """Though memory held something else before."""
+    rng = np.random.default_rng(rows)
+    a, b = (rng.integers(-4, 5, (count, 5 * step)).astype(dtype) for count in (rows, 40))
+    dirty, few = (
+        tile.compile(programs.poisoned(), "cuda"),
+        tile.compile(programs.few_rows(rows, blocks, dtype, step), "cuda"),
+    )
+    for _ in range(3):
+        dirty(np.zeros(264, "float32"))
+        c, d = np.full((rows, 40), np.nan, "float32"), np.full((blocks, step), np.nan, "float32")
+        few(a, b, c, d)
+        wide = a.astype("float64")
+        np.testing.assert_array_equal(c, wide @ b.astype("float64").T)
+        blocks_of = [wide[m * 64 : m * 64 + 64].reshape(-1, 5, step).sum((0, 1)) for m in range(blocks)]
+        np.testing.assert_array_equal(d, np.stack(blocks_of))

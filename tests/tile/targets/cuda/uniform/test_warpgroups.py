@@ -183,7 +183,7 @@ def test_what_is_planned_can_be_assembled(columns, tmp_path):
 def test_explain_says_why():
     text = tile.explain(func(), HOPPER)
     assert "wgmma  (it multiplies while threads gather operands on)" in text
-    assert "is gathered, which a producer warp doesn't do" in text
+    assert "is gathered, which a producer warp only does where it is a box" in text
     assert "1 x 1 warpgroups" in tile.explain(func(m=64), HOPPER)
 
 

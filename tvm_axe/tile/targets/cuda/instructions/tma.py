@@ -84,6 +84,16 @@ def height(tile: Tile) -> int:
     return next((rows // n for n in counts if n == 1 or rows // n * pitch % alignment(tile) == 0), 0)
 
 
+def filled(source: Region, tile: Tile, analyzer: sym.Analyzer) -> int:
+    """Rows of a tile that a load of a region fills: those that its tensor has, if it is known to have fewer."""
+    rows = matrix(tile)[0]
+    along = [d for d, extent in enumerate(source.extents[:-1]) if extent != 1]
+    if len(along) != 1 or rows > BOX or source.tile.is_mesh:
+        return rows
+    size, start = source.tile.shape[along[0]], source.start[along[0]]
+    return size if isinstance(size, int) and size < rows and analyzer.can_prove(start == 0) else rows
+
+
 def shared_layout(tile: Tile, slots: int) -> Any:
     """Where (slot, row, column) of a tile lies, as upstream's layout."""
     mode, shape = swizzle(tile), (slots, *matrix(tile))
@@ -114,8 +124,12 @@ def staged_layout(piece: Tile, warpgroups: int, slots: int) -> ComposeLayout | L
     return ComposeLayout((16 // item_bytes(piece.dtype)).bit_length() - 1, mode, 3, plain) if mode else plain
 
 
-def obstacle(tensor: Region, tile: Tile, analyzer: sym.Analyzer) -> str | None:
-    """Why a region of a tensor can't be copied to or from a shared tile, as the end of a sentence; None if it can."""
+def obstacle(tensor: Region, tile: Tile, analyzer: sym.Analyzer, rows: int | None = None) -> str | None:
+    """Why a region of a tensor can't be copied to or from a shared tile, as the end of a sentence; None if it can.
+
+    A region may have more than two dimensions: all but the last are the tile's rows, of which so many `rows` are copied
+    at once, by default all.
+    """
     shape, dtype = tensor.tile.shape, tensor.tile.dtype
     if dtype != tile.dtype:
         return f"it casts {dtype} to {tile.dtype}"
@@ -134,9 +148,30 @@ def obstacle(tensor: Region, tile: Tile, analyzer: sym.Analyzer) -> str | None:
             f"{rows} rows of {tile.name} are more than {BOX}, and no number of them that divides {rows} takes a "
             f"multiple of {_SHARED_ALIGNED} bytes"
         )
-    if sum(extent != 1 for extent in tensor.extents[:-1]) > 1:
-        return f"{tensor} has more than two dimensions"
+    if not _is_matrix(tensor):
+        rows = matrix(tile)[0] if rows is None else rows
+        if max(tensor.extents) > BOX:
+            return f"{tensor} has more than {BOX} elements along a dimension"
+        if _part(tensor, rows) is None:
+            return f"{rows} rows of {tensor} are no box of it"
     return None
+
+
+def _is_matrix(tensor: Region) -> bool:
+    """Whether a region has rows along one dimension at most."""
+    return sum(extent != 1 for extent in tensor.extents[:-1]) <= 1
+
+
+def _part(region: Region, rows: int) -> tuple[int, ...] | None:
+    """The extents of so many rows of a region, from a multiple of them on; None if they are no box."""
+    left, extents = rows, []
+    for extent in reversed(region.extents[:-1]):
+        taken = math.gcd(extent, left)
+        if taken < min(extent, left):
+            return None
+        extents.append(taken)
+        left //= taken
+    return tuple(reversed(extents)) if left == 1 else None
 
 
 def _badly_apart(tensor: Tile, analyzer: sym.Analyzer) -> str | None:
@@ -171,11 +206,13 @@ def adds(tile: Tile) -> bool:
     return tile.dtype in _ADDED and not tile.is_mesh
 
 
-def load(tile: Tile, buffer: Any, slot: Any, source: Region, barrier: Any, tf32: bool) -> None:
-    """Emit the copies of a region into a slot of a tile's buffer; they complete on a barrier. `tf32`: rounded to it."""
-    rows, columns = matrix(tile)
-    width = _width(source, columns, panel(tile))
-    tall = height(tile)
+def load(tile: Tile, buffer: Any, slot: Any, source: Region, rows: int, barrier: Any, tf32: bool) -> None:
+    """Emit the copies of a region into a slot of a tile's buffer; they complete on a barrier. `tf32`: rounded to it.
+
+    So many `rows` are loaded: all of the tile's, or those that the tensor has.
+    """
+    whole, columns = matrix(tile)
+    width, tall = _width(source, columns, panel(tile)), _height(source, tile) if rows == whole else rows
     with each(rows // tall) as i, each(columns // width) as j:
         row, column = i * tall, j * width
         part = buffer[slot, row : row + tall, column : column + width]
@@ -190,7 +227,7 @@ def store(
     """Emit the copies of a buffer's matrix at `place` to a region, from (`row`, `column`) on; `atomic`: joined."""
     rows, columns = (int(extent) for extent in buffer.shape[-2:])
     tile = Tile(target.tile.buffer, "shared", (rows, columns), str(buffer.dtype))
-    swizzled, tall = panel(tile), height(tile)
+    swizzled, tall = panel(tile), _height(target, tile)
     width = _width(target, columns, swizzled)
     joined = {} if atomic is None else {"use_tma_reduce": atomic}
     with each(rows // tall) as i, each(columns // width) as j:
@@ -206,11 +243,18 @@ def _width(region: Region, columns: int, swizzled: int) -> int:
     boxes that they hold, from a panel's start on.
     """
     shape, start = region.tile.shape, region.start[-1]
+    if not _is_matrix(region):
+        return swizzled
     whole = len(shape) <= 4 and isinstance(shape[-1], int) and shape[-1] % swizzled == 0
     whole = whole and all(isinstance(stride, int) for stride in region.tile.strides or ())
     holds = all(isinstance(e, int) and e >= box and e > 1 for e, box in zip(shape, region.extents) if box > 1)
     aligned = sym.Analyzer().can_prove(tirx.floormod(start, swizzled) == 0)
     return columns if whole and holds and aligned else swizzled
+
+
+def _height(region: Region, tile: Tile) -> int:
+    """Rows of a copy between a region and a tile: of more than one dimension all, each of which a box holds."""
+    return height(tile) if _is_matrix(region) else matrix(tile)[0]
 
 
 def _dispatch(width: int, swizzled: int) -> str:
@@ -228,14 +272,29 @@ def each(count: int) -> Iterator[Any]:
 
 
 def box(region: Region, row: Any, rows: int, column: Any, width: int) -> tirx.BufferRegion:
-    """`rows` x `width` of a region from (`row`, `column`) of it on."""
-    along = next((d for d, extent in enumerate(region.extents[:-1]) if extent != 1), None)
-    ranges = []
-    for dimension, (start, extent) in enumerate(zip(region.start, region.extents)):
-        if dimension == len(region.extents) - 1:
-            ranges.append(ir.Range.from_min_extent(start + column, width))
-        elif dimension == along:
-            ranges.append(ir.Range.from_min_extent(start + row, rows))
-        else:
-            ranges.append(ir.Range.from_min_extent(start, extent))
+    """`rows` x `width` of a region from (`row`, `column`) of it on.
+
+    Of rows along several dimensions `row` is a multiple of `rows`.
+
+    Raises
+    ------
+    ValueError
+        So many rows are no box.
+    """
+    sides = list(zip(region.start, region.extents))[:-1]
+    if _is_matrix(region):  # TMA knows where a tensor ends, so a part needn't divide it
+        ranges = [
+            ir.Range.from_min_extent(start, extent) if extent == 1 else ir.Range.from_min_extent(start + row, rows)
+            for start, extent in sides
+        ]
+    else:
+        part = _part(region, rows)
+        if part is None:
+            raise ValueError(f"{rows} rows of {region} are no box")
+        ranges, inner = [], math.prod(extent for _, extent in sides)
+        for (start, extent), taken in zip(sides, part):
+            inner //= extent
+            at = 0 if taken == extent else tirx.floormod(tirx.floordiv(row, inner), extent)
+            ranges.append(ir.Range.from_min_extent(start + at, taken))
+    ranges.append(ir.Range.from_min_extent(region.start[-1] + column, width))
     return tirx.BufferRegion(region.tile.buffer, ranges)

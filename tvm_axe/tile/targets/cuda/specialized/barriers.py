@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from tvm_axe import _tvm
 from tvm_axe.tile.nodes import Copy
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.cuda.instructions import tma
+from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.sampling import Waits, waits_of
 from tvm_axe.tile.targets.cuda.specialized.memory import ALIGNMENT
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
@@ -26,6 +26,7 @@ Values = dict[tirx.Var, Any]
 """What the program's variables are where code is written."""
 
 _WARPS = 4  # of a warpgroup
+_PIECE, _WORD = 16, 4  # bytes that a thread stores at once, and of an element of them
 
 
 class BlockContext:
@@ -67,6 +68,8 @@ class BlockContext:
             made = pool.alloc(shape, tile.dtype, align=ALIGNMENT, layout=tma.shared_layout(tile, count))
             self.tiles[tile], self.flat[tile] = made, flat(made, tile.dtype, count * tma.slot_elements(tile))
             place += memory.room(tile)
+            if tile in memory.filled:
+                self._clear(tile, made, count, memory.filled[tile])
         pool.move_base_to(place)
         made = {copy: self._stage(pool, copy, memory.staging[copy]) for copy in dict.fromkeys(memory.places.values())}
         self.staged = {copy: made[place] for copy, place in memory.places.items()}
@@ -76,6 +79,23 @@ class BlockContext:
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         T.evaluate(T.cuda.cta_sync())
         plan.await_previous()
+
+    def _clear(self, tile: Tile, buffer: Any, slots: int, first: int) -> None:
+        """Emit zeros for a tile's rows from the first on, in all slots, by all threads, 16 bytes at a time.
+
+        A swizzle moves what is in a row, and no row.
+        """
+        (rows, columns), width, item = tma.matrix(tile), tma.panel(tile), tma.item_bytes(tile.dtype)
+        words = flat(buffer, "uint32", slots * tma.slot_bytes(tile) // _WORD)
+        panels, pieces = columns // width, (rows - first) * width * item // _PIECE
+        threads = (self.plan.warpgroups + 1) * wgmma.WARPGROUP
+        with T.serial(0, -(-slots * panels * pieces // threads)) as step:
+            index = T.bind(step * threads + T.cuda.thread_rank())
+            with when(index < slots * panels * pieces):
+                row = index // pieces % panels * rows + first  # with which a panel's begin
+                start = index // (pieces * panels) * tma.slot_bytes(tile) + row * width * item + index % pieces * _PIECE
+                with T.vectorized(_PIECE // _WORD) as lane:
+                    T.buffer_store(words, T.uint32(0), [start // _WORD + lane])
 
     def waits(self, role: Any, *conditions: Any) -> Waits:
         """What a role, by its number among the plan's, writes its waits by, in the thread of which conditions hold."""

@@ -45,6 +45,9 @@ class SpecializedMemory:
         The copies of `own_tiles` to global memory that TMA does.
     scratch : int
         Bytes for exchanges between threads.
+    filled : mapping from Tile to int
+        Rows that loads fill, of tiles of circular buffers that have more: the rest is made zero once. TMA would do that
+        with each load, and takes longer for a row outside of a tensor than for one that it loads.
     """
 
     buffers: Mapping[CircularBuffer, int]
@@ -53,6 +56,13 @@ class SpecializedMemory:
     places: Mapping[Copy, Copy]
     sent: frozenset[Copy]
     scratch: int
+    filled: Mapping[Tile, int]
+
+    def loaded(self, buffer: CircularBuffer) -> int:
+        """Bytes that loads bring into a slot."""
+        return sum(
+            tile.bytes // tma.matrix(tile)[0] * self.filled.get(tile, tma.matrix(tile)[0]) for tile in buffer.tiles
+        )
 
     @property
     def slots(self) -> dict[Tile, int]:
@@ -122,7 +132,7 @@ def decide_memory(
     apart, piece = staging.has_storing_warp(program), staging.epilogue_tile(program)
     stages = whole if apart else pieces
     places, sent = staging.places(program, stages), staging.sent(program, own)
-    once = SpecializedMemory(dict.fromkeys(found, 1), own, stages, places, sent, scratch)
+    once = SpecializedMemory(dict.fromkeys(found, 1), own, stages, places, sent, scratch, _filled(program, found))
     if piece is not None:
         staging.check_pieces(once.staging, piece, warpgroups)
     tried = [once]
@@ -139,7 +149,7 @@ def decide_memory(
         if deep and all(deep.buffers[buffer] >= min(count, 3) for buffer, count in memory.buffers.items()):
             memory = deep
     for buffer, count in memory.buffers.items():
-        _explain_buffer(buffer, count, decisions)
+        _explain_buffer(buffer, count, memory.filled, decisions)
     for copy, stage in memory.staging.items():
         decisions.add(
             copy,
@@ -156,6 +166,16 @@ def decide_memory(
             decisions.add(node, "added in memory by TMA" if node.atomic else "by TMA", "a whole tile of shared memory")
     decisions.add("shared memory", f"{memory.bytes} bytes", f"of {most}")
     return memory
+
+
+def _filled(program: TileProgram, found: tuple[CircularBuffer, ...]) -> dict[Tile, int]:
+    """The rows that loads fill, of tiles that have more, and the same in both arms of a branch."""
+    analyzer = program.analyzer()
+    rows: dict[Tile, int] = {}
+    for copy in (copy for buffer in found for copy in buffer.copies + buffer.others):
+        tile = copy.dst.tile
+        rows[tile] = max(rows.get(tile, 0), tma.filled(copy.src, tile, analyzer))
+    return {tile: count for tile, count in rows.items() if count < tma.matrix(tile)[0]}
 
 
 def _without_adding(memory: SpecializedMemory) -> SpecializedMemory:
@@ -219,13 +239,16 @@ def _with_slots(memory: SpecializedMemory, persistent: bool, most: int) -> Speci
     return replace(memory, buffers=slots)
 
 
-def _explain_buffer(buffer: CircularBuffer, slots: int, decisions: Decisions) -> None:
+def _explain_buffer(buffer: CircularBuffer, slots: int, filled: Mapping[Tile, int], decisions: Decisions) -> None:
     annotated = buffer.loop is not None and buffer.loop.stages
     how = "as annotated" if annotated else "as many as fit" if buffer.loop else "loaded once a tile"
     decisions.add(f"circular buffer of {buffer.name}", f"{slots} slots of {_slot(buffer)} bytes", how)
     for tile in buffer.tiles:
         layout, width = tma.axe_layout(tile), tma.panel(tile)
-        decisions.add(tile, layout, f"panels of {width} columns, one TMA copy each; {_conflicts(tile)}")
+        how = f"panels of {width} columns, one TMA copy each; {_conflicts(tile)}"
+        if tile in filled:
+            how += f"; {filled[tile]} rows, and zeros from the beginning"
+        decisions.add(tile, layout, how)
 
 
 def _conflicts(tile: Tile) -> str:

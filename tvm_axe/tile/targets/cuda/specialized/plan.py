@@ -11,7 +11,7 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu
 from tvm_axe.tile import keys
-from tvm_axe.tile.nodes import Gemm
+from tvm_axe.tile.nodes import Copy, Gemm
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
@@ -157,7 +157,10 @@ def _decide(program: TileProgram, target: Target, warpgroups: int, across: int) 
         decisions.add("cluster", "none", "blocks load for themselves; multicast was slower where it was tried")
     fragments = _fragments(program, warpgroups, across, decisions)
     memory = decide_memory(program, warpgroups, fragments, grid.persistent, residency, decisions)
+    staging.check_boxes(program, memory.staging)
     ordering.check(program, memory.buffers, memory.staging)
+    for copy in (node for node in program.nodes() if isinstance(node, Copy) and node.src.in_front):
+        decisions.add(copy, "by TMA", "a parallel that loads a box, with zeros outside of the tensor")
     for node, who, why in ordering.roles(program):
         decisions.add(node, who, why)
     keys.decide(program, decisions)

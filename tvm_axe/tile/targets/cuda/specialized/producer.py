@@ -55,10 +55,11 @@ class Producer(OneThread):
         if copy in self.opens:
             with self.waits.around(f"a free slot of {buffer.name}"):
                 cursor.take(self.context.empty[buffer])
-            full.expect(cursor.slot, buffer.bytes)
+            full.expect(cursor.slot, self.context.plan.memory.loaded(buffer))
         tile = copy.dst.tile
         source = Region(copy.src.tile, start, copy.src.extents)
-        tma.load(tile, self.context.tiles[tile], cursor.slot, source, full.at(cursor.slot), tile in self.rounded)
+        rows = self.context.plan.memory.filled.get(tile, tma.matrix(tile)[0])
+        tma.load(tile, self.context.tiles[tile], cursor.slot, source, rows, full.at(cursor.slot), tile in self.rounded)
 
 
 _NODES: TypeTable[Callable[[Any, Any, Values], None]] = TypeTable(

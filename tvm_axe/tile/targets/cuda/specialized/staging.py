@@ -72,9 +72,10 @@ def find(
         if fragments[tile].layout != wgmma.accumulator(*tile.shape, warpgroups):
             continue
         staged = Tile(tile.buffer, "shared", tile.shape, dtype)
-        if tma.obstacle(copy.dst, staged, analyzer) or not tma.swizzle(staged):
-            continue
         rows, columns = tile.shape
+        at_once, _ = epilogue_tile(program) or (rows // warpgroups, columns)
+        if tma.obstacle(copy.dst, staged, analyzer, at_once) or not tma.swizzle(staged):
+            continue
         piece = _STAGED // tma.item_bytes(dtype) * (2 if copy.atomic else 1)  # in loops, which meet for each piece
         piece = columns if whole or columns % piece else piece
         slots = 1 if piece == columns else 2
@@ -116,6 +117,19 @@ def _copies_out(program: TileProgram) -> tuple[Copy, ...]:
     """The copies from fragments to global memory, in order."""
     copies = (node for node in program.nodes() if isinstance(node, Copy))
     return tuple(c for c in copies if c.src.tile.scope == "fragment" and c.dst.tile.scope == "global")
+
+
+def check_boxes(program: TileProgram, staged: Collection[Copy]) -> None:
+    """Refuse boxes of a tensor that aren't staged: only TMA knows how a tile's rows are a box.
+
+    Raises
+    ------
+    TileError
+        There is one.
+    """
+    for copy in _copies_out(program):
+        if copy.dst.in_front and copy not in staged:
+            raise TileError(f"{copy}: a box that doesn't leave through shared memory; valid is to store each element")
 
 
 def places(program: TileProgram, staged: Mapping[Copy, Staging]) -> dict[Copy, Copy]:
