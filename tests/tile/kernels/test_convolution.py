@@ -128,6 +128,77 @@ def fault_on_the_host(given, recipe, early, folder):
     return judged(outputs, CONV2D.reference(given, arrays), 1e-5)[1]
 
 
+# ---- Strips of pixels ------------------------------------------------------------------------------------------------
+
+STRIPS = [
+    (problem((1, 15), 32, 32, 7, padding=(3, 3), groups=32), (8, 14, 32, 7)),
+    (problem((2, 9), 40, 40, 3, padding=(1, 1), groups=40, bias=True), (8, 8, 32, 4)),
+    (problem((2, 17), 36, 36, 3, padding=(1, 1), groups=36, strides=(2, 2), residual=True), (8, 4, 32, 4)),
+    (problem((1, 12), 66, 66, 5, groups=66, dilation=(2, 1), dtype="float16"), (2, 16, 64, 8)),
+    (problem((1, 10), 5, 5, 3, padding=(2, 0), groups=5, strides=(1, 2)), (4, 7, 32, 7)),
+]
+"""Depthwise convolutions, and the rows, columns and channels of blocks and the pixels of strips."""
+
+
+def strips(given, sizes):
+    return CONV2D.make(**given, **dict(zip(("block_h", "block_w", "block_n", "strip"), sizes)))
+
+
+@pytest.mark.parametrize("given, sizes", STRIPS)
+def test_strips_of_pixels(given, sizes, tmp_path):
+    assert not fault_of(given, strips(given, sizes), CPU)
+    given = {**given, "dtype": "float32"}
+    assert not fault_on_the_host(given, strips(given, sizes), False, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given, sizes", STRIPS)
+def test_strips_on_a_gpu(cuda, given, sizes):
+    assert not fault_of(given, strips(given, sizes), resolve_target("cuda"))
+
+
+@pytest.mark.parametrize(
+    "size, channels, kernel, stride, chosen",
+    [
+        ((32, 56), 96, 7, 1, (8, 14, 32, 7)),
+        ((32, 14), 384, 7, 1, (14, 14, 32, 7)),
+        ((32, 7), 768, 7, 1, (8, 7, 32, 7)),
+        ((8, 64), 96, 5, 1, (8, 16, 32, 8)),
+        ((32, 14), 576, 3, 1, (7, 14, 64, 7)),
+        ((32, 112), 96, 3, 2, (14, 8, 32, 4)),
+        ((1, 56), 96, 7, 1, (14, 8, 32, 4)),  # few blocks
+        ((8, 32), 256, 5, 2, (8, 8, 32, 4)),  # higher ones have no room
+        ((32, 28), 24, 3, 1, None),  # few channels
+        ((8, 64), 64, 31, 1, None),
+    ],
+)
+def test_strips_are_the_default_of_depthwise_convolutions(size, channels, kernel, stride, chosen):
+    half = kernel // 2
+    given = problem(size, channels, channels, kernel, padding=(half, half), strides=(stride, stride), groups=channels)
+    for target in (HOPPER, AMPERE):
+        knobs = {name: values[0] for name, values in CONV2D.parameters(target, given).items()}
+        assert chosen == (tuple(knobs.values()) if "strip" in knobs else None)
+    for other, changes in ((CPU, {}), (HOPPER, {"dtype": "float32"})):
+        assert "strip" not in CONV2D.parameters(other, {**given, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes, sizes",
+    [({}, (8, 8, 32, 7)), ({}, (8, 8, 34, 4)), ({"groups": 16}, (8, 8, 32, 4)), ({"out_channels": 64}, (8, 8, 32, 4))],
+)
+def test_strips_that_are_none(changes, sizes):
+    with pytest.raises(TileError, match=r"conv2d: strip=.; valid are parts of block_w=8 with a multiple of 4 channels"):
+        strips({**problem((2, 9), 32, 32, 3, groups=32), **changes}, sizes)
+
+
+def test_a_thread_loads_a_strip_once():
+    """Of 7 pixels, 49 products a row of the kernel for each channel, of which 13 pixels are loaded."""
+    given = STRIPS[0][0]
+    text = tile.explain(strips(given, (8, 14, 32, 7)).programs[0], HOPPER)
+    assert "fragment c: float32[112, 32]: S[(8, 2, 7, 8, 4) : (16@tx, 8@tx, 4, 1@tx, 1)]" in text
+    assert "kernel: 128 threads" in text
+
+
 # ---- Boxes of pixels -------------------------------------------------------------------------------------------------
 
 boxed = functools.partial(dict, block_h=8, block_w=8, images=1, block_n=64, stages=3)
