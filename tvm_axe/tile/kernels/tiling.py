@@ -52,7 +52,7 @@ _OUTSIDE = (2.0, 0.07)
 """Nanoseconds for each of k terms that a block takes at least with rows of B that are none, and more for each of these.
 
 TMA makes zeros at a third of the rate at which it loads: of 640 columns in blocks of 64 x 192 those that have 64 take
-6.6 ns, and of convolutions up to 11. Measured on an H200 (docs/results/2026-12-01-kernels-h200.md).
+6.6 ns, and of convolutions up to 11. Measured on an H200 (docs/results/2026-12-01-boxes-h200.md).
 """
 
 
