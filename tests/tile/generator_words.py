@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from generator import Maker
 
 ATOMIC = ("float32", "int32", "float16", "bfloat16")
@@ -56,6 +58,15 @@ def _bytes(maker: Maker, rows: int, columns: int, bits: int) -> str:
     return maker.parameter("Q", maker.rng.integers(0, 256, (rows, columns * bits // 8)).astype("uint8"))
 
 
+def _sums(maker: Maker, operand: str, first: Sequence[int] = (0,)) -> tuple[str, str]:
+    """A tile of sums of products of a type, which begin with one of `first`, and their type."""
+    total = "int32" if operand == "int8" else "float32"
+    c = maker.alloc("c", "mn", total, "fragment")
+    maker.tiles[c] = ("mn", total)
+    maker.line(f"tile.fill({c}, {first[0] if len(first) == 1 else maker.choose(first)})")
+    return c, total
+
+
 def packed(maker: Maker) -> None:
     """Numbers of 1, 2 or 4 bits, several a byte, from a tile or from where they lie."""
     bits = maker.choose([1, 2, 4])
@@ -83,10 +94,7 @@ def packed_gemm(maker: Maker) -> None:
     q = maker.alloc("b", f"({m}, {block * bits // 8})", "uint8", "shared")
     b = maker.alloc("b", f"({block}, {n})", operand, "shared")
     a = maker.alloc("a", f"({m}, {block})", operand, maker.choose(["fragment", "fragment", "shared"]))
-    total = "int32" if operand == "int8" else "float32"
-    c = maker.alloc("c", "mn", total, "fragment")
-    maker.tiles[c] = ("mn", total)
-    maker.line(f"tile.fill({c}, {maker.choose([0, 1])})")
+    c, _ = _sums(maker, operand, [0, 1])
     stages = maker.choose([None, *range(1, min(steps, 3) + 1)])
     maker.line(f"for k in tile.pipelined({steps}, stages={stages}):")
     maker.line(f"    tile.copy({source}[m * {m}, k * {block * bits // 8}], {q})")
@@ -108,10 +116,7 @@ def paged_gemm(maker: Maker) -> None:
     cache = maker.input("B", (held, rows, maker.columns), operand)
     a = maker.alloc("a", f"({m}, {block})", operand, "shared")
     b = maker.alloc("b", f"({block}, {n})", operand, "shared")
-    total = "int32" if operand == "int8" else "float32"
-    c = maker.alloc("c", "mn", total, "fragment")
-    maker.tiles[c] = ("mn", total)
-    maker.line(f"tile.fill({c}, 0)")
+    c, _ = _sums(maker, operand)
     stages = maker.choose([None, *range(1, min(steps, 3) + 1)])
     maker.line(f"for k in tile.pipelined({steps}, stages={stages}):")
     if maker.choose([False, True]):
@@ -149,10 +154,7 @@ def gemm_of_parts(maker: Maker) -> None:
         return f"{held}[" + ", ".join(f"{first}:{first + size}" for first, size in spans) + "]"
 
     a, b = part("A", (above, m), (left, block), ta), part("B", (left, block), (before, n), tb)
-    total = "int32" if operand == "int8" else "float32"
-    c = maker.alloc("c", "mn", total, "fragment")
-    maker.tiles[c] = ("mn", total)
-    maker.line(f"tile.fill({c}, 0)")
+    c, _ = _sums(maker, operand)
     maker.line(f"tile.gemm({a}, {b}, {c}, transpose_a={ta}, transpose_b={tb})")
 
 
@@ -189,10 +191,7 @@ def boxed_gemm(maker: Maker) -> None:
     right = maker.input("B", (steps * block, maker.columns), operand)
     a = maker.alloc("a", f"({m}, {block})", operand, "shared")
     b = maker.alloc("b", f"({block}, {n})", operand, "shared")
-    total = "int32" if operand == "int8" else "float32"
-    c = maker.alloc("c", "mn", total, "fragment")
-    maker.tiles[c] = ("mn", total)
-    maker.line(f"tile.fill({c}, 0)")
+    c, total = _sums(maker, operand)
     maker.line(f"for k in tile.pipelined({steps}, stages={maker.choose([None, *range(1, min(steps, 3) + 1)])}):")
     maker.line(f"    with tile.parallel({images}, {rows}, {columns}, {block}) as (p, q, r, v):")
     at = f"(p * {rows} + q) * {columns} + r"

@@ -19,7 +19,7 @@ from tvm.sym import Analyzer, detect_linear_equation
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import points, values
 
-__all__ = ["conjuncts", "count"]
+__all__ = ["conjuncts", "count", "margin"]
 
 
 def conjuncts(condition: tirx.Expr) -> list[tirx.Expr]:
@@ -27,6 +27,15 @@ def conjuncts(condition: tirx.Expr) -> list[tirx.Expr]:
     if isinstance(condition, tirx.And):
         return conjuncts(condition.a) + conjuncts(condition.b)
     return [] if isinstance(condition, tirx.IntImm) and int(condition) else [condition]
+
+
+def margin(condition: tirx.Expr) -> tirx.Expr | None:
+    """Return what isn't negative where an order of integers holds, and nowhere else; None of another condition."""
+    if isinstance(condition, tirx.LT | tirx.LE):
+        return condition.b - condition.a - int(isinstance(condition, tirx.LT))
+    if isinstance(condition, tirx.GT | tirx.GE):
+        return condition.a - condition.b - int(isinstance(condition, tirx.GT))
+    return None
 
 
 def count(conditions: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int]) -> int | None:
@@ -70,13 +79,10 @@ def _in_group(conditions: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int]) 
 
 def _span(condition: tirx.Expr, var: tirx.Var, extent: int) -> tuple[int, int] | None:
     """Return the first number at which a bound of a linear expression holds, and the one behind the last."""
-    if isinstance(condition, tirx.LT | tirx.LE):
-        below = condition.b - condition.a - int(isinstance(condition, tirx.LT))  # what isn't negative
-    elif isinstance(condition, tirx.GT | tirx.GE):
-        below = condition.a - condition.b - int(isinstance(condition, tirx.GT))
-    else:
+    left = margin(condition)
+    if left is None:
         return None
-    parts = [Analyzer().simplify(part) for part in detect_linear_equation(below, [var])]
+    parts = [Analyzer().simplify(part) for part in detect_linear_equation(left, [var])]
     if len(parts) != 2 or not all(isinstance(part, tirx.IntImm) for part in parts):
         return None
     step, rest = map(int, parts)

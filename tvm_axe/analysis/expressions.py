@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -18,6 +18,7 @@ __all__ = [
     "is_zero",
     "loads_in",
     "substitute",
+    "terms",
     "unconditional_loads",
     "uses",
     "variables_of",
@@ -41,6 +42,15 @@ def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> 
 def alike(some: Sequence[tirx.Expr], others: Sequence[tirx.Expr]) -> bool:
     """Return whether indices are the same expressions, so that they are of one element of a buffer."""
     return bool(tvm_ffi.structural_equal(list(some), list(others)))
+
+
+def terms(value: tirx.Expr, sign: int = 1) -> Iterator[tuple[int, tirx.Expr]]:
+    """Yield the terms of a sum, each behind its sign, 1 or -1: of what is none, itself."""
+    if isinstance(value, tirx.Add | tirx.Sub):
+        yield from terms(value.a, sign)
+        yield from terms(value.b, sign if isinstance(value, tirx.Add) else -sign)
+    else:
+        yield sign, value
 
 
 def loads_in(part: object) -> list[ir.TensorLoad]:

@@ -70,16 +70,14 @@ def boxes(
         z = first + at[0]
         y = top + place // beside * windows.dilation[0] - windows.padding[0] + at[1]
         x = left + place % beside * windows.dilation[1] - windows.padding[1] + at[2]
-        inside = tirx.all(z < windows.batch, y >= 0, y < windows.height, x >= 0, x < windows.width)
-        return T.if_then_else(inside, X[z, y, x, channel], tirx.const(0, dtype))
+        return T.if_then_else(tirx.all(*windows.is_pixel(z, y, x)), X[z, y, x, channel], tirx.const(0, dtype))
 
     def result(t: Any, i: Any, pixel: Any, n: Any) -> tuple[tuple[Any, ...], Any]:
         """Where a sum of the `t`th tile of columns belongs in the results, and whether it does."""
         first, top, left = shape.corner(i)
         z, y, x = first + pixel // (block_h * block_w), top + pixel // block_w % block_h, left + pixel % block_w
         n = t % across * block_n + n
-        inside = tirx.all(z < windows.batch, y < windows.out_height, x < windows.out_width, n < columns)
-        return (z, y, x, t // across * columns + n), inside
+        return (z, y, x, t // across * columns + n), tirx.all(*windows.is_result(z, y, x), n < columns)
 
     @T.prim_func
     def conv2d(

@@ -99,7 +99,8 @@ def boxes(windows: Windows, epilogue: Epilogue, *, block_h: int, block_w: int, b
         return functools.reduce(operator.add, terms, total)
 
     at_once = kernel_width if strip else 1  # places of a step
-    threads, layout = _strips(block_h, block_w, block_n, strip) if strip else (None, None)
+    threads = _threads(block_h, block_w, block_n, strip) if strip else None
+    layout = _strips(block_h, block_w, block_n, strip) if strip else None
     beside = _unlike(columns, block_c * dtype_bits(dtype) // 8) if strip else columns
 
     @T.prim_func
@@ -146,15 +147,20 @@ def boxes(windows: Windows, epilogue: Epilogue, *, block_h: int, block_w: int, b
     return Recipe((only_used(depthwise_conv2d),), ("X", "W", *epilogue.tensors), ("Y",))
 
 
-def _strips(block_h: int, block_w: int, block_n: int, strip: int) -> tuple[int, Layout]:
-    """How many threads a block has, and where its sums lie: `_LANES` channels of a strip's pixels in each."""
+def _threads(block_h: int, block_w: int, block_n: int, strip: int) -> int:
+    """How many threads have a strip of a block each."""
+    return block_h * (block_w // strip) * (block_n // _LANES)
+
+
+def _strips(block_h: int, block_w: int, block_n: int, strip: int) -> Layout:
+    """Where a block's sums lie: `_LANES` channels of a strip's pixels in each thread."""
     groups, strips = block_n // _LANES, block_w // strip
     made = Layout.parse(
         f"S[({block_h}, {strips}, {strip}, {groups}, {_LANES}) : "
         f"({strips * groups}@tx, {groups}@tx, {_LANES}, 1@tx, 1)]"
     )
     assert isinstance(made, Layout)
-    return block_h * strips * groups, made
+    return made
 
 
 def _unlike(columns: int, pixel: int) -> int:
@@ -205,8 +211,8 @@ def _of_strips(gpu: Gpu, windows: Windows) -> Knobs | None:
         rows, columns = _covered(windows, block_h, block_w)
         return (rows * (columns + 1) * dtype_bits(windows.dtype) // 8 + 4 * places) * block_n
 
-    def warps(block_h: int) -> float:
-        return block_h * (block_w // strip) * (block_n // _LANES) / _WARP
+    def has_whole_warps(block_h: int) -> bool:
+        return _threads(block_h, block_w, block_n, strip) % _WARP == 0
 
     strip, heights, block_n = min(_STRIPS, key=lambda size: padded(windows.out_width, size)), _HEIGHTS, _CHANNELS
     pixels, blocks = 2 * strip * _HEIGHTS[0], tile.cdiv(windows.channels, _CHANNELS)
@@ -215,7 +221,7 @@ def _of_strips(gpu: Gpu, windows: Windows) -> Knobs | None:
     elif places <= _LITTLE and windows.channels % (2 * _CHANNELS) == 0:
         block_n = 2 * _CHANNELS
     block_w = strip if windows.out_width <= strip else 2 * strip
-    fitting = [size for size in heights if warps(size).is_integer() and room(size) <= _ROOM]
+    fitting = [size for size in heights if has_whole_warps(size) and room(size) <= _ROOM]
     if not fitting:
         return None
     return {

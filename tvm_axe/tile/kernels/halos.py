@@ -95,16 +95,14 @@ class Surrounded(Boxes):
 
     def is_result(self, box: Any, pixel: Any) -> Any:
         """Whether the results have a box's pixel; those at edges have fewer, and those beside a box are another's."""
-        image, y, x = self.place(box, pixel)
-        windows, own = self.windows, (pixel // self.across < self.rows, pixel % self._width < self.columns)
-        return tirx.all(box < self.count, image < windows.batch, y < windows.out_height, x < windows.out_width, *own)
+        own = pixel // self.across < self.rows, pixel % self._width < self.columns
+        return tirx.all(box < self.count, *self.windows.is_result(*self.place(box, pixel)), *own)
 
     def source(self, box: Any, pixel: Any) -> tuple[tuple[Any, Any, Any], Any]:
         """Where a pixel that is loaded lies in the images, and whether it does."""
         windows, (image, y, x) = self.windows, self.place(box, pixel)
-        y, x = y - windows.padding[0], x - windows.padding[1]
-        inside = (y >= 0, y < windows.height, x >= 0, x < windows.width)
-        return (image, y, x), tirx.all(box < self.count, image < windows.batch, *inside)
+        at = image, y - windows.padding[0], x - windows.padding[1]
+        return at, tirx.all(box < self.count, *windows.is_pixel(*at))
 
 
 def boxes(

@@ -128,6 +128,14 @@ class Windows:
             found += [at < size] if last >= size else []
         return found
 
+    def is_pixel(self, image: Any, y: Any, x: Any) -> list[Any]:
+        """What holds where the images have a pixel, which may be in front of them or behind."""
+        return [image < self.batch, y >= 0, y < self.height, x >= 0, x < self.width]
+
+    def is_result(self, image: Any, y: Any, x: Any) -> list[Any]:
+        """What holds where the results have one, which may be behind them."""
+        return [image < self.batch, y < self.out_height, x < self.out_width]
+
 
 @dataclass(frozen=True)
 class Boxes:

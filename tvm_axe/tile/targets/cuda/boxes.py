@@ -12,18 +12,20 @@ Source: PTX ISA, "Tensors" (bounding boxes, out-of-bound accesses).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import ir, sym, tirx
 
+from tvm_axe.analysis.counting import conjuncts, margin
+from tvm_axe.analysis.expressions import terms
 from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel, Signal
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
-from tvm_axe.tile.targets.cuda.fragments.layout import evaluate, linear
-from tvm_axe.tile.targets.cuda.uniform.gathers import gather_of
+from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
+from tvm_axe.tile.targets.cuda.uniform.gathers import gather_of, places_in
 from tvm_axe.tile.walking import variables_in
 
 
@@ -109,14 +111,13 @@ def _stored(node: Parallel) -> _Moved | None:
 
 def _box_of(moved: _Moved, analyzer: sym.Analyzer) -> Region | None:
     """The box that elements of a tile are, in its order; None if they are anything else."""
-    points = dict(zip(moved.node.vars, np.indices(moved.node.extents)))
-    places = [evaluate(index, dict(points)) for index in moved.to]
-    if any(place is None for place in places) or math.prod(moved.node.extents) != math.prod(moved.tile.shape):
+    own = places_in(moved.node, moved.to, moved.tile)
+    if own is None:
         return None
-    own = np.broadcast_to(linear(places, moved.tile.shape), moved.node.extents).reshape(-1)
     order = np.argsort(own)
     if not np.array_equal(own[order], np.arange(own.size)):
         return None
+    points = dict(zip(moved.node.vars, np.indices(moved.node.extents)))
     start, steps = [], []
     for index in moved.at:
         parted = _parted(index, moved.node.vars)
@@ -136,7 +137,7 @@ def _box_of(moved: _Moved, analyzer: sym.Analyzer) -> Region | None:
 def _parted(index: Any, points: Sequence[tirx.Var]) -> tuple[Any, Any] | None:
     """An index as a sum of what all points have and of what each has; None if a term has both."""
     fixed, moving = 0, 0
-    for sign, term in _terms(index, 1):
+    for sign, term in terms(index):
         used = variables_in(term)
         if not used & {*points}:
             fixed = fixed + sign * term
@@ -147,15 +148,6 @@ def _parted(index: Any, points: Sequence[tirx.Var]) -> tuple[Any, Any] | None:
     return fixed, moving
 
 
-def _terms(value: Any, sign: int) -> Iterator[tuple[int, Any]]:
-    """The terms of a sum, with their signs."""
-    if isinstance(value, tirx.Add | tirx.Sub):
-        yield from _terms(value.a, sign)
-        yield from _terms(value.b, sign if isinstance(value, tirx.Add) else -sign)
-    else:
-        yield sign, value
-
-
 def _is_inside(moved: _Moved, analyzer: sym.Analyzer) -> bool:
     """Whether the condition holds where all indices are in the tensor, and nowhere else.
 
@@ -163,35 +155,13 @@ def _is_inside(moved: _Moved, analyzer: sym.Analyzer) -> bool:
     """
     for var, extent in zip(moved.node.vars, moved.node.extents):
         analyzer.bind(var, ir.Range.from_min_extent(0, extent))
-    bounds = [each for index, size in zip(moved.at, moved.tensor.shape) for each in (index >= 0, index <= size - 1)]
-    asked = [_least(each) for each in _parts(moved.condition)]
-    known = [_least(each) for each in bounds]
-    if any(each is None for each in asked):
+    known = [each for index, size in zip(moved.at, moved.tensor.shape) for each in (index, size - 1 - index)]
+    parts = () if moved.condition is None else conjuncts(moved.condition)
+    asked = [each for each in map(margin, parts) if each is not None]
+    if len(asked) < len(parts):
         return False
     said = [any(analyzer.can_prove_equal(own, each) for each in asked) for own in known]
     needed = [each for each in asked if not any(analyzer.can_prove_equal(own, each) for own in known)]
     return all(holds or analyzer.can_prove(own >= 0) for holds, own in zip(said, known)) and all(
         analyzer.can_prove(each >= 0) for each in needed
     )
-
-
-def _parts(condition: Any) -> Iterator[Any]:
-    """The conditions that all have to hold."""
-    if isinstance(condition, tirx.And):
-        yield from _parts(condition.a)
-        yield from _parts(condition.b)
-    elif condition is not None:
-        yield condition
-
-
-def _least(condition: Any) -> Any:
-    """What is at least 0 where a comparison of integers holds, and nowhere else; None if it is none."""
-    if isinstance(condition, tirx.GE):
-        return condition.a - condition.b
-    if isinstance(condition, tirx.LE):
-        return condition.b - condition.a
-    if isinstance(condition, tirx.GT):
-        return condition.a - condition.b - 1
-    if isinstance(condition, tirx.LT):
-        return condition.b - condition.a - 1
-    return None

@@ -29,7 +29,6 @@ W4A8KV4 Quantization and System Co-design for Efficient LLM Serving", 2024, sect
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import reduce
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ from tvm import sym, tirx
 from tvm.ir import Range
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import alike, substitute
+from tvm_axe.analysis.expressions import alike, substitute, terms
 from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
 from tvm_axe.tile.targets.cuda.instructions.halves import both_steps, is_apart, is_twice
 
@@ -239,7 +238,7 @@ class _Codes(NamedTuple):
 def _codes(number: tirx.Expr) -> _Codes | None:
     """The terms that take bits, and the other ones; None if there are none, or some take the same place."""
     found, rest, taken = [], tirx.const(0, "int32"), 0
-    for sign, term in _terms(number, 1):
+    for sign, term in terms(number):
         bits = _bits(term) if sign == 1 else None
         if bits is None:
             rest = rest + term if sign == 1 else rest - term
@@ -249,15 +248,6 @@ def _codes(number: tirx.Expr) -> _Codes | None:
         taken |= bits.mask << bits.up
         found.append(bits)
     return _Codes(tuple(found), rest) if found else None
-
-
-def _terms(number: tirx.Expr, sign: int) -> Iterator[tuple[int, tirx.Expr]]:
-    """The terms of a sum, each with its sign."""
-    if isinstance(number, (tirx.Add, tirx.Sub)):
-        yield from _terms(number.a, sign)
-        yield from _terms(number.b, sign if isinstance(number, tirx.Add) else -sign)
-    else:
-        yield sign, number
 
 
 def _bits(term: tirx.Expr) -> _Bits | None:

@@ -58,11 +58,13 @@ class SpecializedMemory:
     scratch: int
     filled: Mapping[Tile, int]
 
+    def rows(self, tile: Tile) -> int:
+        """Rows of a tile of a circular buffer that loads fill."""
+        return self.filled.get(tile, tma.matrix(tile)[0])
+
     def loaded(self, buffer: CircularBuffer) -> int:
         """Bytes that loads bring into a slot."""
-        return sum(
-            tile.bytes // tma.matrix(tile)[0] * self.filled.get(tile, tma.matrix(tile)[0]) for tile in buffer.tiles
-        )
+        return sum(tile.bytes // tma.matrix(tile)[0] * self.rows(tile) for tile in buffer.tiles)
 
     @property
     def slots(self) -> dict[Tile, int]:

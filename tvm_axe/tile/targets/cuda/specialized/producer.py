@@ -58,7 +58,7 @@ class Producer(OneThread):
             full.expect(cursor.slot, self.context.plan.memory.loaded(buffer))
         tile = copy.dst.tile
         source = Region(copy.src.tile, start, copy.src.extents)
-        rows = self.context.plan.memory.filled.get(tile, tma.matrix(tile)[0])
+        rows = self.context.plan.memory.rows(tile)
         tma.load(tile, self.context.tiles[tile], cursor.slot, source, rows, full.at(cursor.slot), tile in self.rounded)
 
 

@@ -9,7 +9,7 @@ Source: PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", for
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,9 +138,17 @@ def _loads(*values: Any) -> bool:
 
 def _fills(gather: Gather) -> bool:
     """Whether the points store each of the tile's elements once."""
-    points: Mapping[Any, np.ndarray] = dict(zip(gather.node.vars, np.indices(gather.node.extents)))
-    parts = [evaluate(index, dict(points)) for index in gather.to]
-    if any(part is None for part in parts) or math.prod(gather.node.extents) != math.prod(gather.dst.shape):
-        return False
-    places = np.broadcast_to(linear(parts, gather.dst.shape), gather.node.extents)
-    return len(np.unique(places)) == places.size
+    places = places_in(gather.node, gather.to, gather.dst)
+    return places is not None and len(np.unique(places)) == places.size
+
+
+def places_in(node: Parallel, indices: Sequence[Any], tile: Tile) -> np.ndarray | None:
+    """Of each point of a parallel, in order, the place in a tile at which it is, if as many as the tile has are known.
+
+    Places count elements, the last dimension's one behind the other.
+    """
+    points: Mapping[Any, np.ndarray] = dict(zip(node.vars, np.indices(node.extents)))
+    parts = [evaluate(index, dict(points)) for index in indices]
+    if any(part is None for part in parts) or math.prod(node.extents) != math.prod(tile.shape):
+        return None
+    return np.broadcast_to(linear(parts, tile.shape), node.extents).reshape(-1)
